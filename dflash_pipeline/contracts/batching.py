@@ -1,0 +1,102 @@
+"""The rules that every epoch of a run is batched by. True for the run; no count of batches or steps lives here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dflash_pipeline.contracts.errors import ContractBroken
+from dflash_pipeline.contracts.fingerprint import fingerprint
+
+Strategy = Literal["sorted", "shuffle", "bucket"]
+Padding = Literal["batch-max", "boundary"]
+TailPolicy = Literal["fill", "drop"]
+OverlongPolicy = Literal["drop", "refuse"]
+
+ORDER_VERSION = 1
+"""Part of every plan's identity: raised when the order or packing changes, so that an old plan is never taken for a new one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostModel:
+    """Cost of a sample, in token units: `c = L * (1 + L / quadratic_length) + anchor_cost * anchors`.
+
+    `quadratic_length` is the length at which attention costs as much as everything linear in tokens (6 * hidden size
+    for a dense block); infinity means linear. Source: batching theory of this project's design, section "Cost model".
+    """
+
+    quadratic_length: float = float("inf")
+    anchor_cost: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.quadratic_length > 0 or self.anchor_cost < 0:
+            raise ContractBroken(
+                f"quadratic_length {self.quadratic_length}, anchor_cost {self.anchor_cost}",
+                where="cost model",
+                fix="use a positive length (infinity for linear cost) and an anchor cost of at least 0",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchingSpec:
+    """Everything the order of a run is a function of, beside the snapshot and the epoch number."""
+
+    strategy: Strategy
+    token_budget: int
+    """Most padded tokens (longest sample x samples) in one micro-batch."""
+    slots_per_step: int
+    """Micro-batches in one optimiser step. Any divisor of it may be the number of ranks."""
+    micro_batches_per_rank: int = 1
+    """Micro-batches of a step that one rank is planned to run, for balance; ranks at launch may differ."""
+    boundaries: tuple[int, ...]
+    """Padded lengths of the buckets, ascending; a sample belongs to the first that holds it."""
+    padding: Padding = "batch-max"
+    """Pad a micro-batch to its own longest sample, or (static shapes) to its bucket's boundary."""
+    cost: CostModel = CostModel()
+    seed: int = 0
+    tail: TailPolicy = "fill"
+    """What an unfilled last step gets: smaller batches then zero-weight fillers, or its samples listed as dropped."""
+    overlong: OverlongPolicy = "refuse"
+    """A sample above the budget: refuse the plan and name it, or list it as dropped. (Truncation is ingestion's.)"""
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        if self.token_budget < 1 or self.slots_per_step < 1 or self.micro_batches_per_rank < 1:
+            raise ContractBroken(
+                f"token budget {self.token_budget}, slots per step {self.slots_per_step}, "
+                f"micro-batches per rank {self.micro_batches_per_rank}",
+                where="batching",
+                fix="each must be at least 1",
+            )
+        if self.slots_per_step % self.micro_batches_per_rank:
+            raise ContractBroken(
+                f"{self.micro_batches_per_rank} micro-batches per rank do not divide {self.slots_per_step} slots per step",
+                where="batching.micro_batches_per_rank",
+                fix="choose a divisor of slots_per_step",
+            )
+        ascending = all(b > a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
+        if not self.boundaries or self.boundaries[0] < 1 or not ascending:
+            raise ContractBroken(
+                f"boundaries {list(self.boundaries)}",
+                where="batching.boundaries",
+                fix="give at least one positive length, ascending without repeats",
+            )
+        if not 0 <= self.seed < 2**63:
+            raise ContractBroken(f"seed {self.seed}", where="batching.seed", fix="use 0 or more, below 2^63")
+
+    def _check_choices(self) -> None:
+        choices = (
+            ("strategy", self.strategy, Strategy),
+            ("padding", self.padding, Padding),
+            ("tail", self.tail, TailPolicy),
+            ("overlong", self.overlong, OverlongPolicy),
+        )
+        for name, value, allowed in choices:
+            if value not in get_args(allowed):
+                raise ContractBroken(
+                    f"{name} {value!r} is unknown", where=f"batching.{name}", fix=f"use one of {', '.join(get_args(allowed))}"
+                )
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(spec=self, order_version=ORDER_VERSION)

@@ -1,0 +1,109 @@
+"""What the corpus is: the tokenised samples of one snapshot, and the law of their lengths. True for the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dflash_pipeline.contracts.errors import ContractBroken
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusSnapshot:
+    """An immutable set of tokenised samples on disk, named by its content.
+
+    Sample ids are dense: `0 … num_train_samples - 1` are for training, in canonical order; the validation side
+    follows. Manifests cover the training side only.
+    """
+
+    fingerprint: str
+    ingestion: str
+    """Fingerprint of the conversations the samples come from."""
+    tokenizer: str
+    template: str
+    answers: str
+    """"source" when the answers are those of the files, otherwise the fingerprint of the target and settings that wrote them."""
+    max_length: int
+    num_train_samples: int
+    num_validation_samples: int
+    num_tokens: int
+    num_supervised_tokens: int
+    shards: tuple[str, ...]
+    """File names inside the snapshot's folder, in order of sample id."""
+
+    def __post_init__(self) -> None:
+        if self.num_train_samples < 1:
+            raise ContractBroken(
+                "the snapshot holds no training sample",
+                where=f"snapshot {self.fingerprint}",
+                fix="look at the rejected rows (`dflash rejected`) and at max_length",
+            )
+        if not 0 < self.num_supervised_tokens <= self.num_tokens:
+            raise ContractBroken(
+                f"{self.num_supervised_tokens} supervised of {self.num_tokens} tokens",
+                where=f"snapshot {self.fingerprint}",
+                fix="check that conversations have assistant turns and that the chat template renders them",
+            )
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_train_samples + self.num_validation_samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LengthStatistics:
+    """The exact histogram of training lengths: unique lengths and how many samples have each. Never the raw lengths."""
+
+    snapshot: str
+    lengths: tuple[int, ...]
+    """Unique lengths in tokens, ascending."""
+    counts: tuple[int, ...]
+    num_supervised_tokens: int
+
+    def __post_init__(self) -> None:
+        where = f"length statistics of snapshot {self.snapshot}"
+        if not self.lengths or len(self.lengths) != len(self.counts):
+            raise ContractBroken(
+                f"{len(self.lengths)} unique lengths with {len(self.counts)} counts",
+                where=where,
+                fix="a corpus has at least one sample, and every length one count",
+            )
+        if self.lengths[0] < 1 or any(b <= a for a, b in zip(self.lengths, self.lengths[1:], strict=False)):
+            raise ContractBroken(
+                "lengths are not positive and ascending", where=where, fix="sort unique lengths of at least one token"
+            )
+        if min(self.counts) < 1:
+            raise ContractBroken("a length without a sample", where=where, fix="leave out lengths that do not occur")
+        if not 0 <= self.num_supervised_tokens <= self.num_tokens:
+            raise ContractBroken(
+                f"{self.num_supervised_tokens} supervised of {self.num_tokens} tokens",
+                where=where,
+                fix="supervised tokens are counted among all tokens",
+            )
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(length * count for length, count in zip(self.lengths, self.counts, strict=True))
+
+    @property
+    def supervised_fraction(self) -> float:
+        return self.num_supervised_tokens / self.num_tokens
+
+    @property
+    def max_length(self) -> int:
+        return self.lengths[-1]
+
+    def quantile(self, fraction: float) -> int:
+        """Smallest length that at least `fraction` (in (0, 1]) of the samples do not exceed."""
+        if not 0 < fraction <= 1:
+            raise ContractBroken(
+                f"quantile of {fraction}", where="length statistics", fix="ask for a fraction above 0 and at most 1"
+            )
+        below = np.cumsum(self.counts)
+        rank = int(np.ceil(fraction * self.num_samples))
+        return self.lengths[int(np.searchsorted(below, rank))]

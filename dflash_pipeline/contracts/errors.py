@@ -1,0 +1,35 @@
+"""One family of errors. Each says what is wrong, where, and what to do; the class decides the exit code."""
+
+from __future__ import annotations
+
+
+class DflashError(Exception):
+    """A sentence for the user: `what` happened, `where`, and how to `fix` it."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}; {self.fix}"
+
+    def as_json(self) -> dict[str, str]:
+        return {"what": self.what, "where": self.where, "fix": self.fix}
+
+
+class Refused(DflashError):
+    """Bad usage, bad input or a broken contract: nothing was done. Exit code 2."""
+
+    exit_code = 2
+
+
+class ContractBroken(Refused, ValueError):
+    """A record that would have been false, refused at construction."""
+
+
+class Failed(DflashError):
+    """The work was tried and did not succeed, or a check did not hold. Exit code 1."""

@@ -1,0 +1,258 @@
+"""One epoch, decided before it starts: every micro-batch of every step. True for that epoch only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dflash_pipeline.contracts.errors import ContractBroken
+from dflash_pipeline.contracts.fingerprint import array_digest
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MicroBatch:
+    """What one rank runs in one forward and backward: a view into its manifest."""
+
+    epoch: int
+    step: int
+    slot: int
+    sample_ids: Ints
+    padded_length: int
+    num_tokens: int
+    supervised_tokens: int
+    cost: float
+    filler: bool
+
+    @property
+    def padded_tokens(self) -> int:
+        return self.padded_length * self.sample_ids.size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochSummary:
+    """The one-row face of a manifest, for the plan and for tables."""
+
+    epoch: int
+    num_steps: int
+    num_micro_batches: int
+    """Real ones: fillers are counted by `num_fillers`."""
+    num_fillers: int
+    num_samples: int
+    num_dropped: int
+    real_tokens: int
+    padded_tokens: int
+    supervised_tokens: int
+    cost: float
+    digest: str
+    """SHA-256 over the manifest's columns."""
+
+    @property
+    def padding_efficiency(self) -> float:
+        """Real tokens / padded tokens, in (0, 1]."""
+        return self.real_tokens / self.padded_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EpochManifest:
+    """Every micro-batch of one epoch, as columns; arrays are made read-only.
+
+    Micro-batch m = step * slots_per_step + slot holds `sample_ids[offsets[m]:offsets[m + 1]]`. The per-batch columns have
+    shape `[num_steps, slots_per_step]`. Construction checks, and names epoch, step and slot of the first violation: every
+    step full, none empty, no budget exceeded, each sample of the corpus scheduled exactly once or listed as dropped,
+    fillers flagged copies of scheduled samples.
+    """
+
+    epoch: int
+    num_corpus_samples: int
+    """Samples with ids `0 … num_corpus_samples - 1` are what scheduled and dropped must add up to."""
+    slots_per_step: int
+    token_budget: int
+    sample_ids: Ints
+    offsets: Ints
+    padded_length: Ints
+    num_tokens: Ints
+    supervised_tokens: Ints
+    cost: Floats
+    filler: Flags
+    dropped: Ints
+
+    def __post_init__(self) -> None:
+        for name in ("sample_ids", "offsets", "padded_length", "num_tokens", "supervised_tokens", "cost", "filler", "dropped"):
+            column = getattr(self, name).view()
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        self._check_shape()
+        self._check_batches()
+        self._check_every_sample_once()
+
+    @property
+    def num_steps(self) -> int:
+        return int(self.padded_length.shape[0])
+
+    @property
+    def num_samples(self) -> int:
+        """Samples scheduled, fillers aside."""
+        return self.num_corpus_samples - int(self.dropped.size)
+
+    @property
+    def batch_sizes(self) -> Ints:
+        """Samples of each micro-batch, shape `[num_steps, slots_per_step]`."""
+        return np.diff(self.offsets).reshape(self.padded_length.shape)
+
+    @property
+    def padded_tokens(self) -> Ints:
+        """Padded tokens of each micro-batch, shape `[num_steps, slots_per_step]`."""
+        return self.batch_sizes * self.padded_length
+
+    @property
+    def step_costs(self) -> Floats:
+        """Cost of each step over its real micro-batches, shape `[num_steps]`."""
+        return np.where(self.filler, 0.0, self.cost).sum(axis=1)
+
+    def micro_batch(self, step: int, slot: int) -> MicroBatch:
+        if not (0 <= step < self.num_steps and 0 <= slot < self.slots_per_step):
+            raise ContractBroken(
+                f"no step {step} slot {slot} in {self.num_steps} steps of {self.slots_per_step} slots",
+                where=f"epoch {self.epoch}",
+                fix="count steps and slots from 0",
+            )
+        m = step * self.slots_per_step + slot
+        return MicroBatch(
+            epoch=self.epoch,
+            step=step,
+            slot=slot,
+            sample_ids=self.sample_ids[self.offsets[m] : self.offsets[m + 1]],
+            padded_length=int(self.padded_length[step, slot]),
+            num_tokens=int(self.num_tokens[step, slot]),
+            supervised_tokens=int(self.supervised_tokens[step, slot]),
+            cost=float(self.cost[step, slot]),
+            filler=bool(self.filler[step, slot]),
+        )
+
+    def step_batches(self, step: int) -> Iterator[MicroBatch]:
+        """The micro-batches of one step, slot by slot."""
+        return (self.micro_batch(step, slot) for slot in range(self.slots_per_step))
+
+    def summary(self) -> EpochSummary:
+        real = ~self.filler
+        return EpochSummary(
+            epoch=self.epoch,
+            num_steps=self.num_steps,
+            num_micro_batches=int(real.sum()),
+            num_fillers=int(self.filler.sum()),
+            num_samples=self.num_samples,
+            num_dropped=int(self.dropped.size),
+            real_tokens=int(self.num_tokens[real].sum()),
+            padded_tokens=int(self.padded_tokens[real].sum()),
+            supervised_tokens=int(self.supervised_tokens[real].sum()),
+            cost=float(self.step_costs.sum()),
+            digest=self.digest(),
+        )
+
+    def digest(self) -> str:
+        """SHA-256 over every column: equal digests are equal epochs, byte for byte."""
+        head = np.array([self.epoch, self.num_corpus_samples, self.slots_per_step, self.token_budget], dtype=np.int64)
+        return array_digest(
+            head,
+            self.sample_ids,
+            self.offsets,
+            self.padded_length,
+            self.num_tokens,
+            self.supervised_tokens,
+            self.cost,
+            self.filler,
+            self.dropped,
+        )
+
+    def _broken(self, what: str, fix: str, at: int | None = None) -> ContractBroken:
+        where = f"epoch {self.epoch}"
+        if at is not None:
+            where += f" step {at // self.slots_per_step} slot {at % self.slots_per_step}"
+        return ContractBroken(what, where=where, fix=fix)
+
+    def _check_shape(self) -> None:
+        if self.epoch < 0 or self.slots_per_step < 1 or self.num_corpus_samples < 1:
+            raise self._broken(
+                f"{self.num_corpus_samples} samples in steps of {self.slots_per_step} slots",
+                "an epoch is counted from 0 and has samples and slots",
+            )
+        batches = self.offsets.size - 1
+        if self.padded_length.ndim != 2 or self.padded_length.shape[1] != self.slots_per_step or self.num_steps < 1:
+            raise self._broken(
+                f"{batches} micro-batches in the shape {self.padded_length.shape} for {self.slots_per_step} slots",
+                "every rank needs its share of each step, or the collectives hang",
+            )
+        for name in ("num_tokens", "supervised_tokens", "cost", "filler"):
+            if getattr(self, name).shape != self.padded_length.shape:
+                raise self._broken(f"column {name} has another shape than padded_length", "build all columns together")
+        if batches != self.padded_length.size or self.offsets[0] != 0 or self.offsets[-1] != self.sample_ids.size:
+            raise self._broken(
+                f"offsets describe {batches} micro-batches and {self.offsets[-1]} samples, the columns "
+                f"{self.padded_length.size} and {self.sample_ids.size}",
+                "build offsets from the batch sizes",
+            )
+
+    def _check_batches(self) -> None:
+        sizes = np.diff(self.offsets)
+        lengths, tokens = self.padded_length.ravel(), self.num_tokens.ravel()
+        self._first(sizes < 1, lambda m: "the micro-batch is empty", "put a sample or a filler in it")
+        self._first(
+            sizes * lengths > self.token_budget,
+            lambda m: f"{sizes[m]} samples of {lengths[m]} tokens exceed the token budget of {self.token_budget}",
+            "pack fewer samples, or raise the budget",
+        )
+        self._first(
+            (tokens < sizes) | (tokens > sizes * lengths),
+            lambda m: f"{tokens[m]} real tokens in {sizes[m]} samples padded to {lengths[m]}",
+            "count real tokens within the padded ones, at least one a sample",
+        )
+        supervised = self.supervised_tokens.ravel()
+        self._first(
+            (supervised < 0) | (supervised > tokens),
+            lambda m: f"{supervised[m]} supervised of {tokens[m]} tokens",
+            "count supervised tokens among the real ones",
+        )
+        cost = self.cost.ravel()
+        self._first(~(np.isfinite(cost) & (cost > 0)), lambda m: f"cost {cost[m]}", "a cost is finite and above 0")
+
+    def _check_every_sample_once(self) -> None:
+        owner = np.repeat(np.arange(self.offsets.size - 1), np.diff(self.offsets))
+        outside = (self.sample_ids < 0) | (self.sample_ids >= self.num_corpus_samples)
+        if outside.any():
+            at = int(outside.argmax())
+            raise self._broken(f"sample {self.sample_ids[at]} is not in the corpus", "plan from this snapshot", int(owner[at]))
+        if self.dropped.size and (self.dropped.min() < 0 or self.dropped.max() >= self.num_corpus_samples):
+            raise self._broken("a dropped sample is not in the corpus", "plan from this snapshot")
+        real = ~self.filler.ravel()[owner]
+        ids = self.sample_ids[real]
+        times = np.bincount(ids, minlength=self.num_corpus_samples)
+        if times.max(initial=0) > 1:
+            twice = int(times.argmax())
+            at = int(np.flatnonzero((self.sample_ids == twice) & real)[1])
+            raise self._broken(
+                f"sample {twice} is scheduled {times[twice]} times", "schedule each sample once", int(owner[at])
+            )
+        dropped = np.bincount(self.dropped, minlength=self.num_corpus_samples)
+        missing = np.flatnonzero(times + dropped != 1)
+        if missing.size:
+            sample = int(missing[0])
+            what = "neither scheduled nor dropped" if times[sample] + dropped[sample] == 0 else "dropped twice or also scheduled"
+            raise self._broken(
+                f"sample {sample} is {what} ({missing.size} such samples)", "scheduled and dropped must add up to the corpus"
+            )
+        copies = self.sample_ids[~real]
+        if copies.size and (times[copies] == 0).any():
+            at = int(np.flatnonzero(~real)[(times[copies] == 0).argmax()])
+            raise self._broken("a filler copies a sample that is not scheduled", "copy a scheduled one", int(owner[at]))
+
+    def _first(self, broken: Flags, what: Callable[[int], str], fix: str) -> None:
+        if broken.any():
+            at = int(broken.argmax())
+            raise self._broken(what(at), fix, at)

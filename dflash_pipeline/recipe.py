@@ -1,0 +1,214 @@
+"""Everything a user may set, from one YAML file. Paths are relative to the recipe's own folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dflash_pipeline.contracts.errors import Refused
+
+MAX_EPOCHS = 64
+"""Dagster's epoch partitions are the static keys 000 to 063."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Source(Section):
+    """Where rows come from."""
+
+    path: Path = Field(description="A file with one JSON object a line.")
+    map: dict[Literal["system", "user", "assistant"], str] = Field(
+        default_factory=dict,
+        description="Which field holds which turn, for rows such as question/answer; empty for chat rows.",
+    )
+
+
+class Data(Section):
+    """Which conversations, and how they are cut."""
+
+    sources: Annotated[list[Source], Field(min_length=1)]
+    max_rows: int | None = Field(None, ge=1, description="Use only the first rows of each source; null for all.")
+    max_row_bytes: int = Field(64 * 2**20, ge=1, description="A longer line is rejected as row_too_large.")
+    validation_fraction: float = Field(
+        0.02, ge=0, le=0.5, description="Share of conversations held out, by a hash of the first user message."
+    )
+    max_length: int = Field(8192, ge=2, description="Longest sample in tokens.")
+    overlong: Literal["truncate", "drop"] = Field(
+        "truncate", description="What happens to a longer sample at tokenisation."
+    )
+
+
+class Target(Section):
+    """The large model that is served."""
+
+    path: Path = Field(description="A folder in Hugging Face format: config, weights, tokenizer, chat template.")
+    chat_template: Path | None = Field(None, description="A Jinja file to use instead of the target's own template.")
+
+
+class Responses(Section):
+    """Answers by the target itself, in place of those of the files: what the drafter must learn to predict."""
+
+    enabled: bool = True
+    max_new_tokens: int = Field(2048, ge=1, description="Longest answer; a longer one is kept without an end marker.")
+    batch_size: int = Field(64, ge=1, description="Prompts decoded together; results are saved after each batch.")
+
+
+class Batching(Section):
+    """How samples become micro-batches and steps."""
+
+    strategy: Literal["sorted", "shuffle", "bucket"] = "bucket"
+    num_buckets: int = Field(6, ge=1, le=512)
+    boundary_grid: int = Field(1, ge=1, description="Boundaries are multiples of this; 64 suits static shapes.")
+    padding: Literal["batch-max", "boundary"] = Field(
+        "batch-max", description="Pad to the longest sample of the micro-batch, or (static shapes) to the boundary."
+    )
+    token_budget: int = Field(32768, ge=1, description="Most padded tokens in one micro-batch.")
+    slots_per_step: int = Field(8, ge=1, description="Micro-batches in one optimiser step; ranks must divide it.")
+    micro_batches_per_rank: int = Field(1, ge=1)
+    quadratic_length: float | None = Field(None, gt=0, description="Length at which attention costs as much as the rest.")
+    tail: Literal["fill", "drop"] = "fill"
+    overlong: Literal["drop", "refuse"] = Field("refuse", description="A sample above the token budget.")
+    epochs: int = Field(6, ge=1, le=MAX_EPOCHS)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+
+class Drafter(Section):
+    """The shape of the small model. What is not given follows the target."""
+
+    num_layers: int = Field(5, ge=1)
+    block_size: int = Field(16, ge=2, description="Tokens of a block: the anchor and what is drafted after it.")
+    tap_layer_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None, description="Target layers (0-based) whose outputs feed the drafter; null for the evenly spaced rule."
+    )
+    mask_token_id: int | None = Field(
+        None, ge=0, description="Stands for positions to be drafted; null for the tokenizer's mask token or first unused row."
+    )
+    intermediate_size: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=0, lt=2**63)
+
+
+class Training(Section):
+    """One distributed run."""
+
+    num_ranks: int = Field(8, ge=1, description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity.")
+    threads_per_rank: int = Field(1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    learning_rate: float = Field(6e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_fraction: float = Field(0.04, ge=0, lt=1)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    anchors_per_sample: int = Field(512, ge=1, description="Most blocks trained in one sample and epoch.")
+    decay: float | None = Field(None, gt=0, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size.")
+    keep_checkpoints: int = Field(2, description="Newest checkpoints kept; -1 for all.")
+
+    @model_validator(mode="after")
+    def _keep(self) -> Training:
+        if self.keep_checkpoints == 0 or self.keep_checkpoints < -1:
+            raise ValueError("keep_checkpoints must be -1 (all) or at least 1; 0 would throw the run away")
+        return self
+
+
+class Evaluation(Section):
+    """Real draft-and-verify decoding on prompts that were not trained on."""
+
+    prompts: Path | None = Field(None, description="JSONL with messages, question, prompt or turns; null for the validation side.")
+    num_prompts: int = Field(64, ge=1)
+    max_new_tokens: int = Field(64, ge=1)
+    num_processes: int = Field(1, ge=1, description="Prompts are shared out among this many processes.")
+
+
+class Schedule(Section):
+    """When the retraining job runs, once its schedule is switched on in the Dagster page."""
+
+    cron: str = "0 2 * * *"
+    timezone: str = "UTC"
+
+
+class Recipe(Section):
+    """One recipe is one line of drafters: its name is the MLflow experiment and the key of its records."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    storage: Path = Field(Path("storage"), description="Relative to the working directory; DFLASH_STORAGE wins.")
+    data: Data
+    target: Target
+    responses: Responses = Responses()
+    batching: Batching = Batching()
+    drafter: Drafter = Drafter()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+    schedule: Schedule = Schedule()
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.batching.slots_per_step % self.training.num_ranks:
+            raise ValueError(
+                f"training.num_ranks {self.training.num_ranks} does not divide batching.slots_per_step "
+                f"{self.batching.slots_per_step}; each rank needs the same number of micro-batches in a step"
+            )
+        return self
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe; `overrides` are `section.key=value` with values in YAML. Refuses with every fault at once."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refused("there is no such recipe", where=str(path), fix="give the path of a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise Refused(f"not readable as YAML: {error}", where=str(path), fix="see recipes/demo.yaml for the form") from None
+    if not isinstance(raw, dict):
+        raise Refused("not a mapping of sections", where=str(path), fix="see recipes/demo.yaml for the form")
+    for override in overrides:
+        _apply(raw, override)
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        raise Refused(_sentence(error), where=str(path), fix="correct the recipe or the --set value") from None
+    return _resolved(recipe, path.resolve().parent)
+
+
+def _apply(raw: dict[str, Any], override: str) -> None:
+    key, sign, value = override.partition("=")
+    if not sign or not key.strip():
+        raise Refused(f"{override!r} is not key=value", where="--set", fix="write for example --set batching.seed=7")
+    *sections, last = key.strip().split(".")
+    here: Any = raw
+    for section in sections:
+        here = here.setdefault(section, {}) if isinstance(here, dict) else None
+    if not isinstance(here, dict):
+        raise Refused(f"{key} does not lead into the recipe", where="--set", fix="name sections as in the recipe file")
+    try:
+        here[last] = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise Refused(f"the value of {key} is not YAML", where="--set", fix="quote it as you would in the recipe") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    faults = []
+    for fault in error.errors():
+        where = ".".join(str(part) for part in fault["loc"]) or "recipe"
+        faults.append(f"{where}: {fault['msg']}")
+    return "; ".join(faults)
+
+
+def _resolved(recipe: Recipe, folder: Path) -> Recipe:
+    def at(path: Path) -> Path:
+        return (folder / path).resolve()
+
+    data = recipe.data.model_copy(
+        update={"sources": [s.model_copy(update={"path": at(s.path)}) for s in recipe.data.sources]}
+    )
+    template = recipe.target.chat_template
+    target = recipe.target.model_copy(
+        update={"path": at(recipe.target.path), "chat_template": at(template) if template else None}
+    )
+    prompts = recipe.evaluation.prompts
+    evaluation = recipe.evaluation.model_copy(update={"prompts": at(prompts) if prompts else None})
+    return recipe.model_copy(update={"data": data, "target": target, "evaluation": evaluation})
