@@ -22,18 +22,18 @@ class CostModel:
     """Cost of a sample, in token units: `c = L * (1 + L / quadratic_length) + anchor_cost * anchors`.
 
     `quadratic_length` is the length at which attention costs as much as everything linear in tokens (6 * hidden size
-    for a dense block); infinity means linear. Source: batching theory of this project's design, section "Cost model".
+    for a dense block); `None` means linear. Source: docs/batching.md, "Cost".
     """
 
-    quadratic_length: float = float("inf")
+    quadratic_length: float | None = None
     anchor_cost: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.quadratic_length > 0 or self.anchor_cost < 0:
+        if (self.quadratic_length is not None and not self.quadratic_length > 0) or not self.anchor_cost >= 0:
             raise ContractBroken(
                 f"quadratic_length {self.quadratic_length}, anchor_cost {self.anchor_cost}",
                 where="cost model",
-                fix="use a positive length (infinity for linear cost) and an anchor cost of at least 0",
+                fix="use a positive length (none for linear cost) and an anchor cost of at least 0",
             )
 
 
