@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from dflash_pipeline.contracts.errors import ContractBroken
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,3 +110,35 @@ class LengthStatistics:
         below = np.cumsum(self.counts)
         rank = int(np.ceil(fraction * self.num_samples))
         return self.lengths[int(np.searchsorted(below, rank))]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SampleLengths:
+    """Tokens and supervised tokens of every training sample, by sample id: what an epoch is planned from."""
+
+    snapshot: str
+    num_tokens: Ints
+    num_supervised: Ints
+
+    def __post_init__(self) -> None:
+        where = f"sample lengths of snapshot {self.snapshot}"
+        if self.num_tokens.ndim != 1 or self.num_tokens.shape != self.num_supervised.shape:
+            raise ContractBroken(
+                f"{self.num_tokens.shape} lengths with {self.num_supervised.shape} supervised counts",
+                where=where,
+                fix="give one of each for every sample",
+            )
+        if self.num_tokens.size == 0:
+            raise ContractBroken("there are no samples", where=where, fix="give at least one; nothing can be trained on none")
+        odd = np.flatnonzero((self.num_tokens < 0) | (self.num_supervised < 0) | (self.num_supervised > self.num_tokens))
+        if odd.size:
+            sample = int(odd[0])
+            raise ContractBroken(
+                f"sample {sample} has {self.num_supervised[sample]} supervised of {self.num_tokens[sample]} tokens",
+                where=where,
+                fix="lengths are at least 0 and hold their supervised tokens",
+            )
+        for name in ("num_tokens", "num_supervised"):
+            column = getattr(self, name).view()
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)

@@ -1,0 +1,188 @@
+"""Which characters of a rendered conversation its model wrote.
+
+The template is given each assistant text wrapped in private marks. Where the marks come out is where the text went,
+whatever the template strips, moves or adds; taking them out must leave the plain rendering, byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
+
+Span = tuple[int, int]
+Kind = Literal["body", "reasoning", "call"]
+Messages = list[dict[str, Any]]
+
+_THINK_TAG = re.compile(r"(</?think>)")
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+# Unicode's noncharacters: no text is meant to hold them, no template knows them, and JSON prints them as they are.
+_ALPHABETS = tuple(tuple(map(chr, range(first, first + 3))) for first in range(0xFDD0, 0xFDEE, 3))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnForm:
+    """How a template opens and closes an assistant's turn."""
+
+    headers: tuple[str, ...]
+    """What stands before the text the model writes: the generation prompt, then shorter forms of it."""
+    end_markers: tuple[str, ...]
+    """Tokens that end a turn, longest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A stretch of one assistant message that is followed through the template."""
+
+    message: int
+    kind: Kind
+    lead: str = ""
+    """White space of the message's own right before the piece; the template may keep it or not."""
+    trail: str = ""
+    start: int = 0
+    end: int = 0
+
+
+def find_spans(
+    messages: Messages, render: Callable[[Messages], str], plain: str, *, form: TurnForm, cut: frozenset[int]
+) -> tuple[Span, ...] | None:
+    """Supervised characters of `plain`, one span for each assistant message that the template printed.
+
+    `plain` is what `render` makes of the messages. Messages in `cut` have no end marker of their own. None when the
+    template does more to the texts than can be followed.
+    """
+    alphabet = next((a for a in _ALPHABETS if not any(mark in plain for mark in a)), None)
+    if alphabet is None:
+        return None
+    # Whole texts first: exact wherever the template prints them as they are. Then without outer white space and
+    # apart at thinking tags, for templates that strip or split.
+    for whole in (True, False):
+        marker = _Marker(alphabet)
+        marked = render([marker.message(i, m, whole=whole) for i, m in enumerate(messages)])
+        pieces = marker.found_in(marked, plain)
+        if pieces is not None:
+            return _spans(pieces, plain, form, cut)
+    return None
+
+
+class _Marker:
+    """Wraps pieces in numbered marks, and finds them again."""
+
+    def __init__(self, alphabet: Sequence[str]) -> None:
+        self._begin, self._end, self._close = alphabet
+        self._pieces: list[Piece] = []
+
+    def message(self, index: int, message: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+        if message["role"] != "assistant":
+            return message
+        marked = dict(message)
+        if message.get("reasoning_content"):
+            marked["reasoning_content"] = self._text(index, "reasoning", message["reasoning_content"], whole=whole)
+        if whole:
+            marked["content"] = self._text(index, "body", message["content"], whole=True)
+        else:
+            marked["content"] = self._parts(index, message["content"])
+        if "tool_calls" in message:
+            marked["tool_calls"] = [self._call(index, call) for call in message["tool_calls"]]
+        return marked
+
+    def _parts(self, index: int, content: str) -> str:
+        parts = _THINK_TAG.split(content)
+        for at in range(0, len(parts), 2):
+            kind: Kind = "reasoning" if parts[at + 1 : at + 2] == ["</think>"] else "body"
+            parts[at] = self._text(index, kind, parts[at], whole=False)
+        return "".join(parts)
+
+    def _text(self, index: int, kind: Kind, text: str, *, whole: bool) -> str:
+        core = text if whole else text.strip()
+        # An empty text stays empty: templates ask whether there is one.
+        if not core:
+            return text
+        lead, _, trail = text.partition(core)
+        self._pieces.append(Piece(message=index, kind=kind, lead=lead, trail=trail))
+        return f"{lead}{self._wrapped(core)}{trail}"
+
+    def _call(self, index: int, call: dict[str, Any]) -> dict[str, Any]:
+        inner = call.get("function", call)
+        if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+            return call
+        self._pieces.append(Piece(message=index, kind="call"))
+        named = {**inner, "name": self._wrapped(inner["name"])}
+        return {**call, "function": named} if "function" in call else named
+
+    def _wrapped(self, text: str) -> str:
+        number = len(self._pieces) - 1
+        return f"{self._begin}{number}{self._close}{text}{self._end}{number}{self._close}"
+
+    def found_in(self, marked: str, plain: str) -> list[Piece] | None:
+        """The pieces that were printed, in printed order; None unless each came out once, whole and in its turn."""
+        chunks: list[str] = []
+        places: list[tuple[bool, int, int]] = []
+        read = length = 0
+        for mark in re.finditer(f"([{self._begin}{self._end}])([0-9]+){self._close}", marked):
+            chunks.append(marked[read : mark.start()])
+            length += mark.start() - read
+            read = mark.end()
+            places.append((mark[1] == self._begin, int(mark[2]), length))
+        chunks.append(marked[read:])
+        if "".join(chunks) != plain:
+            return None
+        begins, ends = places[::2], places[1::2]
+        numbers = [number for _, number, _ in begins]
+        paired = [(False, number) for number in numbers] == [end[:2] for end in ends]
+        if not paired or not all(is_begin for is_begin, _, _ in begins) or len(set(numbers)) < len(numbers):
+            return None
+        found = [
+            replace(self._pieces[number], start=start, end=end)
+            for (_, number, start), (_, _, end) in zip(begins, ends, strict=True)
+        ]
+        turns = [piece.message for piece in found]
+        return found if turns == sorted(turns) else None
+
+
+def _spans(pieces: Sequence[Piece], plain: str, form: TurnForm, cut: frozenset[int]) -> tuple[Span, ...]:
+    if not pieces:
+        return ()
+    turns = [list(group) for _, group in groupby(pieces, key=lambda piece: piece.message)]
+    limits = [turn[0].start for turn in turns[1:]] + [len(plain)]
+    spans: list[Span] = []
+    for turn, limit in zip(turns, limits, strict=True):
+        start = _start(turn[0], plain, form, lowest=spans[-1][1] if spans else 0)
+        spans.append((start, _end(turn[-1], plain, form, limit=limit, cut=turn[0].message in cut)))
+    return tuple(spans)
+
+
+def _start(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> int:
+    opening = _header_end(first, plain, form, lowest=lowest)
+    if opening is None:
+        return first.start
+    if first.kind == "body":
+        return opening if plain[opening : first.start] == first.lead else first.start
+    # The model opens its thought or call itself; a thought that the template left empty is not the model's.
+    empty = _EMPTY_THOUGHT.match(plain, opening, first.start)
+    return empty.end() if empty else opening
+
+
+def _header_end(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> int | None:
+    for header in form.headers:
+        at = plain.rfind(header, lowest, first.start)
+        end = at + len(header)
+        # A header with an end marker after it is a quotation in somebody else's turn.
+        if at >= 0 and not any(plain.find(marker, end, first.start) >= 0 for marker in form.end_markers):
+            return end
+    return None
+
+
+def _end(last: Piece, plain: str, form: TurnForm, *, limit: int, cut: bool) -> int:
+    end = last.end
+    if last.trail and plain.startswith(last.trail, end):
+        end += len(last.trail)
+    if cut:
+        return end
+    if last.kind == "body":
+        return next((end + len(marker) for marker in form.end_markers if plain.startswith(marker, end)), end)
+    # After a thought or the name of a call the turn goes on to its marker: closing tag, arguments, brackets.
+    ends = [(at, at + len(m)) for m in form.end_markers if (at := plain.find(m, end, limit)) >= 0]
+    return min(ends)[1] if ends else end

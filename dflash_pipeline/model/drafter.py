@@ -1,0 +1,165 @@
+"""The DFlash drafter: a small decoder that fills a block of masked slots in one pass, given the target's features.
+
+It owns no embedding and no output head; both are the frozen target's. Its tensors have z-lab's names.
+
+R rows, S tokens of a row, C context positions, A blocks, K slots of a block, Q = A * K, H hidden, F features (taps * H).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dflash_pipeline.model.attention import Attention, RMSNorm, Rotary, Rotation
+from dflash_pipeline.model.config import SLIDING, DrafterConfig
+from dflash_pipeline.model.masks import Piece, attention_pieces, visible_when_drafting
+
+INITIAL_DEVIATION = 0.02
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DrafterCache:
+    """Keys and values of the context drafted from so far, per layer [1, G, C, D]. A block's own are never kept."""
+
+    length: int = 0
+    """Context positions held; the next features start here."""
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One pre-norm layer. The context goes into keys and values as it is: not normed here, never updated."""
+
+    def __init__(self, config: DrafterConfig, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self, x_RQH: Tensor, context_RCH: Tensor, *, slots: Rotation, keys: Rotation, pieces: tuple[Piece, ...]
+    ) -> Tensor:
+        normed = self.input_layernorm(x_RQH)
+        attention = self.self_attn
+        q = attention.queries(normed, slots)
+        k, v = attention.keys_values(torch.cat((context_RCH, normed), dim=1), keys)
+        x_RQH = x_RQH + attention.attend_in_pieces(
+            q, k, v, pieces, kind=self.kind, context_length=context_RCH.shape[1]
+        )
+        return x_RQH + self.mlp(self.post_attention_layernorm(x_RQH))
+
+    def draft(
+        self, x_1KH: Tensor, context: tuple[Tensor, Tensor], *, slots: Rotation, window: Tensor | None
+    ) -> Tensor:
+        normed = self.input_layernorm(x_1KH)
+        attention = self.self_attn
+        q = attention.queries(normed, slots)
+        own = attention.keys_values(normed, slots)
+        k, v = (torch.cat(pair, dim=2) for pair in zip(context, own, strict=True))
+        x_1KH = x_1KH + attention.attend(q, k, v, window if self.kind == SLIDING else None)
+        return x_1KH + self.mlp(self.post_attention_layernorm(x_1KH))
+
+
+class Drafter(nn.Module):
+    """`forward` trains many blocks of many rows at once; `draft` drafts one block with a cache. Both agree."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.fc = nn.Linear(len(config.tap_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config.head_dim, config.rope_theta)
+
+    @classmethod
+    def initialised(cls, config: DrafterConfig, seed: int) -> Drafter:
+        """A new drafter: norms at one, every other weight normal; the same for the same seed, on the CPU."""
+        drafter = cls(config)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in drafter.parameters():
+                if parameter.ndim == 1:
+                    parameter.fill_(1.0)
+                else:
+                    parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
+        return drafter
+
+    def forward(
+        self, features_RSF: Tensor, block_embeddings_RAKH: Tensor, anchors_RA: Tensor, valid_RA: Tensor
+    ) -> Tensor:
+        """Hidden states [R, A, K, H] of blocks that each see only the features before their own anchor.
+
+        `features_RSF` reaches at least to the last valid anchor. What an invalid block gives is finite and meaningless.
+        """
+        dtype = self.norm.weight.dtype
+        pieces = attention_pieces(anchors_RA, valid_RA, config=self.config, dtype=dtype)
+        context_length = max(piece.context_length for piece in pieces)
+        context_RCH = self.context(features_RSF[:, :context_length])
+
+        slot_K = torch.arange(self.config.block_size, device=anchors_RA.device)
+        slots_RQ = (anchors_RA[..., None] + slot_K).flatten(1)
+        context_C = torch.arange(context_length, device=anchors_RA.device)
+        slots = self.rotary(slots_RQ, dtype)
+        before = self.rotary(context_C.expand(anchors_RA.shape[0], -1), dtype)
+        keys = (torch.cat((before[0], slots[0]), dim=1), torch.cat((before[1], slots[1]), dim=1))
+
+        x_RQH = block_embeddings_RAKH.flatten(1, 2).to(dtype)
+        for layer in self.layers:
+            x_RQH = layer(x_RQH, context_RCH, slots=slots, keys=keys, pieces=pieces)
+        return self.norm(x_RQH).view(block_embeddings_RAKH.shape)
+
+    @torch.no_grad()
+    def draft(self, features_SF: Tensor, block_embeddings_KH: Tensor, cache: DrafterCache) -> Tensor:
+        """Hidden states [K, H] of the block right after all context. `features_SF` are new; the cache takes them in."""
+        dtype = self.norm.weight.dtype
+        self._extend(cache, features_SF)
+        positions = torch.arange(cache.length, cache.length + self.config.block_size, device=features_SF.device)
+        slots = self.rotary(positions, dtype)
+        window = self._window(cache.length, features_SF.device)
+        x_1KH = block_embeddings_KH[None].to(dtype)
+        for layer, context in zip(self.layers, cache.layers, strict=True):
+            x_1KH = layer.draft(x_1KH, context, slots=slots, window=window)
+        return self.norm(x_1KH)[0]
+
+    def context(self, features: Tensor) -> Tensor:
+        """Features [.., F] to the context [.., H] that every layer reads."""
+        return self.hidden_norm(self.fc(features))
+
+    def _extend(self, cache: DrafterCache, features_SF: Tensor) -> None:
+        positions = torch.arange(cache.length, cache.length + features_SF.shape[0], device=features_SF.device)
+        rotation = self.rotary(positions, self.norm.weight.dtype)
+        context_1SH = self.context(features_SF)[None]
+        new = [layer.self_attn.keys_values(context_1SH, rotation) for layer in self.layers]
+        if cache.layers:
+            new = [
+                (torch.cat((old_k, k), dim=2), torch.cat((old_v, v), dim=2))
+                for (old_k, old_v), (k, v) in zip(cache.layers, new, strict=True)
+            ]
+        cache.layers = new
+        cache.length += features_SF.shape[0]
+
+    def _window(self, context_length: int, device: torch.device) -> Tensor | None:
+        if SLIDING not in self.config.layer_types or self.config.sliding_window is None:
+            return None
+        return visible_when_drafting(
+            context_length=context_length,
+            block_size=self.config.block_size,
+            window=self.config.sliding_window,
+            device=device,
+        )

@@ -1,0 +1,56 @@
+"""Loading a target from a local folder: safetensors only, none of its own code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.model.target_files import check_target_folder
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def load_causal_lm(path: Path, *, device: str = "cpu", dtype: Dtype = "float32") -> PreTrainedModel:
+    """The target's whole model, in evaluation mode."""
+    check_target_folder(path)
+    transformers_logging.disable_progress_bar()  # Loading is no stage of ours; its bar would break the one of a stage.
+    model = AutoModelForCausalLM.from_pretrained(
+        path,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        dtype=getattr(torch, dtype),
+        attn_implementation="sdpa",
+    )
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def stop_token_ids(path: Path) -> frozenset[int]:
+    """Tokens at which the target ends its answer, from its generation settings or its config."""
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    given = config.get_text_config(decoder=True).eos_token_id
+    if (path / "generation_config.json").is_file():
+        given = GenerationConfig.from_pretrained(path, local_files_only=True).eos_token_id or given
+    if given is None:
+        raise Refused(
+            "neither generation_config.json nor config.json names an end token",
+            where=str(path),
+            fix="give eos_token_id; without it no answer ends",
+        )
+    return frozenset(given if isinstance(given, list) else [given])

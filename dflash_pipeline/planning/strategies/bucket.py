@@ -1,0 +1,39 @@
+"""`bucket`: samples of similar length, drawn at random within their bucket; micro-batches in random order.
+
+With padding "batch-max" a micro-batch takes samples while its own longest leaves room, so the number of micro-batches
+differs from epoch to epoch. With "boundary" every micro-batch of a bucket has one shape (but for the last, smaller one).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_pipeline.contracts.batching import BatchingSpec
+from dflash_pipeline.planning.order import Purpose, shuffled
+from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_fixed, pack_in_order, reorder
+
+
+def pack(sample_ids: Ints, lengths: Ints, spec: BatchingSpec, epoch: int) -> Packing:
+    order = np.searchsorted(sample_ids, shuffled(sample_ids, seed=spec.seed, epoch=epoch, purpose=Purpose.SAMPLES))
+    ids, lengths = sample_ids[order], lengths[order]
+    bucket_of = np.searchsorted(spec.boundaries, lengths)
+    packings = [
+        _pack_bucket(ids[members], lengths[members], spec, boundary)
+        for index, boundary in enumerate(spec.boundaries)
+        if (members := np.flatnonzero(bucket_of == index)).size
+    ]
+    together = Packing(
+        sample_ids=np.concatenate([p.sample_ids for p in packings]),
+        sizes=np.concatenate([p.sizes for p in packings]),
+        padded_length=np.concatenate([p.padded_length for p in packings]),
+    )
+    batches = np.arange(together.sizes.size)
+    return reorder(together, shuffled(batches, seed=spec.seed, epoch=epoch, purpose=Purpose.MICRO_BATCHES))
+
+
+def _pack_bucket(ids: Ints, lengths: Ints, spec: BatchingSpec, boundary: int) -> Packing:
+    if spec.padding == "boundary":
+        sizes = pack_fixed(ids.size, per_batch=spec.token_budget // boundary)
+        return Packing(sample_ids=ids, sizes=sizes, padded_length=np.full(sizes.size, boundary, dtype=np.int64))
+    sizes = pack_in_order(lengths, token_budget=spec.token_budget)
+    return Packing(sample_ids=ids, sizes=sizes, padded_length=longest_of_each(lengths, sizes))

@@ -1,0 +1,213 @@
+"""The training op: from a sealed plan to a finished run, through torchrun. Resumes what is unfinished, reuses what is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.errors import DflashError, Failed
+from dflash_pipeline.contracts.events import SpikeRecord
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import TrainedDrafter
+from dflash_pipeline.contracts.run import RunRecord
+from dflash_pipeline.launch.torchrun import run_ranks
+from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
+from dflash_pipeline.model.loading import load_tokenizer
+from dflash_pipeline.model.objective import default_decay
+from dflash_pipeline.model.target_files import check_target_folder, target_fingerprint
+from dflash_pipeline.recipe import Recipe
+from dflash_pipeline.stages.made import Made
+from dflash_pipeline.stages.terminal import show_bars
+from dflash_pipeline.store.layout import Storage
+from dflash_pipeline.store.plans import plan_folder
+from dflash_pipeline.store.records import load_record, save_record
+from dflash_pipeline.store.warehouse import Warehouse
+from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
+from dflash_pipeline.training.checkpoint import newest_whole_checkpoint
+from dflash_pipeline.training.distributed import check_world_size
+from dflash_pipeline.training.event_log import read_events
+from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """How the ranks are started this time: no part of the run's identity."""
+
+    num_ranks: int
+    fresh: bool = False
+    """Start over beside what is there, instead of resuming or reusing it."""
+    environment: Mapping[str, str]
+
+
+def make_drafter(
+    recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, launch: Launch
+) -> Made[TrainedDrafter]:
+    """Train to the plan's end. A run's folder is its identity: the same call resumes it, or reuses it when finished."""
+    check_world_size(launch.num_ranks, plan.spec.slots_per_step)
+    config = launch_config(recipe, storage, snapshot, plan, fresh=launch.fresh)
+    run_dir = Path(config.run_dir)
+    if _is_finished(run_dir):
+        return Made(record=_result(config, run_dir), reused=True)
+    path = run_dir / "launch.json"
+    save_record(path, config)
+    try:
+        run_ranks(
+            path,
+            num_ranks=launch.num_ranks,
+            threads_per_rank=recipe.training.threads_per_rank,
+            run_dir=run_dir,
+            environment={**CLIENT_ENVIRONMENT, **launch.environment},
+        )
+    except DflashError:
+        _settle(storage, config, "failed")
+        raise
+    except BaseException:
+        _settle(storage, config, "killed")
+        raise
+    _settle(storage, config, "finished")
+    return Made(record=_result(config, run_dir), reused=False)
+
+
+def launch_config(
+    recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, *, fresh: bool
+) -> LaunchConfig:
+    drafter = recipe_drafter(recipe)
+    settings = training_settings(recipe)
+    target = target_fingerprint(recipe.target.path)
+    run = run_fingerprint(plan=plan.fingerprint, target=target, drafter=drafter, settings=settings)
+    return LaunchConfig(
+        run=run,
+        run_dir=str(_run_dir(storage, run, fresh=fresh)),
+        plan_dir=str(plan_folder(storage.plans, snapshot=plan.snapshot, spec=plan.spec)),
+        plan=plan.fingerprint,
+        snapshot_dir=str(storage.snapshots / snapshot.fingerprint),
+        shards=snapshot.shards,
+        target_dir=str(recipe.target.path),
+        target=target,
+        drafter=drafter,
+        settings=settings,
+        device=recipe.training.device,
+        keep_checkpoints=recipe.training.keep_checkpoints,
+        experiment=recipe.name,
+        tracking_uri=tracking_uri(storage.root),
+        artifact_location=artifact_location(storage.root),
+        show_progress=show_bars(),
+    )
+
+
+def recipe_drafter(recipe: Recipe) -> DrafterConfig:
+    """The drafter's shape: what the recipe gives, and otherwise what follows from the target."""
+    wanted, path = recipe.drafter, recipe.target.path
+    check_target_folder(path)
+    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    vocabulary = config.get_text_config(decoder=True).vocab_size
+    mask = wanted.mask_token_id
+    return drafter_config(
+        config,
+        num_layers=wanted.num_layers,
+        block_size=wanted.block_size,
+        tap_layer_ids=tuple(wanted.tap_layer_ids) if wanted.tap_layer_ids is not None else None,
+        mask_token_id=default_mask_token_id(load_tokenizer(path), vocabulary) if mask is None else mask,
+        intermediate_size=wanted.intermediate_size,
+    )
+
+
+def training_settings(recipe: Recipe) -> TrainingSettings:
+    training = recipe.training
+    return TrainingSettings(
+        learning_rate=training.learning_rate,
+        betas=training.betas,
+        weight_decay=training.weight_decay,
+        warmup_fraction=training.warmup_fraction,
+        max_gradient_norm=training.max_gradient_norm,
+        anchors_per_sample=training.anchors_per_sample,
+        decay=training.decay or default_decay(recipe.drafter.block_size),
+        seed=recipe.drafter.seed,
+    )
+
+
+def _run_dir(storage: Storage, run: str, *, fresh: bool) -> Path:
+    """The newest folder of this run, or with `fresh` the next: `<run>`, `<run>-2`, `<run>-3` …"""
+    number = 1
+    while _numbered(storage, run, number + 1).exists():
+        number += 1
+    if fresh and _numbered(storage, run, number).exists():
+        number += 1
+    return _numbered(storage, run, number)
+
+
+def _numbered(storage: Storage, run: str, number: int) -> Path:
+    return storage.runs / (run if number == 1 else f"{run}-{number}")
+
+
+def _is_finished(run_dir: Path) -> bool:
+    """Finished, and its last checkpoint still whole: otherwise the ranks go on from the newest one that is."""
+    record = run_dir / "run.json"
+    if not record.exists() or load_record(record, RunRecord).status != "finished":
+        return False
+    checkpoint = newest_whole_checkpoint(run_dir / "checkpoints")
+    return checkpoint is not None and int(checkpoint.name.removeprefix("step_")) == load_record(record, RunRecord).total_steps
+
+
+def _settle(storage: Storage, config: LaunchConfig, status: str) -> None:
+    """After the ranks: bring the warehouse up to date, and end an MLflow run that a killed rank left running."""
+    from dflash_pipeline.tracking.mlflow_runs import repair_status
+
+    run_dir = Path(config.run_dir)
+    if not (run_dir / "run.json").exists():
+        return
+    record = load_record(run_dir / "run.json", RunRecord)
+    if record.mlflow_run_id and repair_status(config.tracking_uri, record.mlflow_run_id, status):
+        logger.info("the MLflow run %s was left running; it now says %s", record.mlflow_run_id, status)
+    warehouse = Warehouse(storage.warehouse)
+    warehouse.save_run(record)
+    spikes = [e for e in read_events(run_dir / "events.jsonl") if e["kind"] == "spike"]
+    latest = {e["global_step"]: e for e in spikes}
+    warehouse.save_spikes(
+        config.run,
+        [
+            SpikeRecord(
+                global_step=e["global_step"],
+                epoch=e["epoch"],
+                step=e["step"],
+                bucket=e["bucket"],
+                loss=float.fromhex(e["loss_hex"]),
+                expected_loss=float("nan") if e["expected_loss"] is None else e["expected_loss"],
+                sample_ids=tuple(e["sample_ids"]),
+            )
+            for e in latest.values()
+        ],
+    )
+
+
+def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
+    record = load_record(run_dir / "run.json", RunRecord)
+    steps = {e["global_step"]: e for e in read_events(run_dir / "events.jsonl") if e["kind"] == "step"}
+    checkpoint = newest_whole_checkpoint(run_dir / "checkpoints")
+    if checkpoint is None or not steps:
+        raise Failed(
+            "the ranks ended without a whole checkpoint", where=str(run_dir), fix="look at events.jsonl, then run again"
+        )
+    ordered = [steps[number] for number in sorted(steps)]
+    seconds = sum(e["seconds"] for e in ordered)
+    return TrainedDrafter(
+        run=config.run,
+        run_dir=str(run_dir),
+        plan=config.plan,
+        checkpoint=str(checkpoint),
+        total_steps=record.total_steps,
+        num_ranks=record.attempts[-1].num_ranks,
+        first_loss=float.fromhex(ordered[0]["loss_hex"]),
+        last_loss=float.fromhex(ordered[-1]["loss_hex"]),
+        num_spikes=sum(bool(e["spike"]) for e in ordered),
+        useful_tokens_per_second=sum(e["real_tokens"] for e in ordered) / seconds,
+        padded_tokens_per_second=sum(e["padded_tokens"] for e in ordered) / seconds,
+        mlflow_run_id=record.mlflow_run_id,
+    )

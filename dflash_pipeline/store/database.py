@@ -1,0 +1,173 @@
+"""One DuckDB file: opened for a moment, waited for when another process has it, set aside when it is damaged."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import duckdb
+
+from dflash_pipeline.contracts.errors import Failed, Refused
+from dflash_pipeline.faults import fault_point, fault_write
+from dflash_pipeline.store.files import set_aside
+from dflash_pipeline.store.tables import SCHEMA, SCHEMA_VERSION
+
+log = logging.getLogger(__name__)
+
+Connection = duckdb.DuckDBPyConnection
+Result = TypeVar("Result")
+
+# DuckDB reads no file, network address or Python variable on its own account: rows come by `register` alone.
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+}
+_LOCKED = "Could not set lock on file"
+_FULL = "No space left on device"
+_HOLDER = re.compile(r"\(PID (\d+)\)")
+_DAMAGE = (
+    "not a valid DuckDB database file",
+    "Corrupt database file",
+    "Could not read enough bytes",
+    "Failure while replaying WAL",
+)
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class WarehouseDamaged(Failed):
+    """The file could not be read; it has been set aside and an empty one will take its place."""
+
+
+class Database:
+    """Transactions on one file. No connection outlives a call, because an open one locks out every other process."""
+
+    __slots__ = ("path", "wait_seconds")
+
+    def __init__(self, path: Path, *, wait_seconds: float) -> None:
+        self.path = path
+        self.wait_seconds = wait_seconds
+
+    def read(self, act: Callable[[Connection], Result]) -> Result:
+        """`act` on a connection; on a damaged file, once more on the empty one that replaces it."""
+        try:
+            with self.connection() as connection:
+                return act(connection)
+        except WarehouseDamaged:
+            with self.connection() as connection:
+                return act(connection)
+
+    def write(self, act: Callable[[Connection], Result]) -> Result:
+        """`act` in one transaction, committed as a whole; on a damaged file, once more on the empty one."""
+        try:
+            with self.transaction() as connection:
+                return act(connection)
+        except WarehouseDamaged:
+            with self.transaction() as connection:
+                return act(connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A connection whose changes are all kept when the body ends, and none when it fails."""
+        with self.connection() as connection:
+            connection.begin()
+            yield connection
+            fault_point("warehouse.before-commit")
+            fault_write()
+            connection.commit()
+            fault_point("warehouse.after-commit")
+
+    @contextmanager
+    def connection(self) -> Iterator[Connection]:
+        """A connection to a file that has our tables, closed when the body ends."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        inode = self._inode()
+        connection = None
+        try:
+            connection = self._open()
+            self._prepare(connection)
+            yield connection
+        except duckdb.Error as error:
+            if _FULL in str(error):
+                raise Failed(
+                    f"the disk is full: {error}",
+                    where=str(self.path),
+                    fix="free space and run again; nothing of this transaction was kept",
+                ) from error
+            if not any(mark in str(error) for mark in _DAMAGE):
+                raise
+            if connection is not None:
+                connection.close()
+            self._set_aside(inode, error)
+            raise WarehouseDamaged(
+                f"not readable: {error}", where=str(self.path), fix="run again; what it held is made anew"
+            ) from error
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _open(self) -> Connection:
+        give_up = time.monotonic() + self.wait_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return duckdb.connect(str(self.path), config=_CONFIG)
+            except duckdb.IOException as error:
+                if any(mark in str(error) for mark in _DAMAGE):
+                    raise
+                if _LOCKED not in str(error):
+                    raise Refused(
+                        f"cannot be opened: {error}", where=str(self.path), fix="check the path and its permissions"
+                    ) from error
+                left = give_up - time.monotonic()
+                if left <= 0:
+                    raise self._held(str(error)) from None
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _held(self, message: str) -> Refused:
+        found = _HOLDER.search(message)
+        holder = f"process {found[1]}" if found else "another process"
+        return Refused(
+            f"{holder} held the database for {self.wait_seconds:g} s",
+            where=str(self.path),
+            fix=f"wait for {holder} to end, or end it, then run again",
+        )
+
+    def _prepare(self, connection: Connection) -> None:
+        # Fetched to the end: DuckDB lets nothing else use a connection while a result is half read.
+        if not connection.execute("SELECT 1 FROM duckdb_tables()").fetchall():
+            connection.begin()
+            connection.execute(SCHEMA)
+            connection.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])
+            connection.commit()
+        [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+        if version != SCHEMA_VERSION:
+            raise Refused(
+                f"its tables are of version {version}, not {SCHEMA_VERSION}",
+                where=str(self.path),
+                fix="move the file away; what it holds is made anew from the sources",
+            )
+
+    def _inode(self) -> int | None:
+        return self.path.stat().st_ino if self.path.exists() else None
+
+    def _set_aside(self, inode: int | None, error: duckdb.Error) -> None:
+        """Rename the file and its write-ahead log, unless another process that met the damage has done so."""
+        with self.path.with_name(f"{self.path.name}.repair").open("w") as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            if self._inode() != inode or inode is None:
+                return
+            kept = set_aside(self.path)
+            write_ahead = self.path.with_name(f"{self.path.name}.wal")
+            if write_ahead.exists():
+                set_aside(write_ahead)
+            log.warning("%s is damaged (%s); kept as %s, and an empty one takes its place", self.path, error, kept.name)

@@ -1,0 +1,51 @@
+"""Where things lie under the storage folder."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """Paths below one root. The root is absolute, so that a rank or a server in another folder finds the same files."""
+
+    root: Path
+
+    @property
+    def warehouse(self) -> Path:
+        return self.root / "warehouse.duckdb"
+
+    @property
+    def snapshots(self) -> Path:
+        return self.root / "snapshots"
+
+    @property
+    def plans(self) -> Path:
+        return self.root / "plans"
+
+    @property
+    def runs(self) -> Path:
+        return self.root / "runs"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "exports"
+
+    @property
+    def reports(self) -> Path:
+        return self.root / "reports"
+
+    @property
+    def dagster_home(self) -> Path:
+        return self.root / "dagster"
+
+    def record(self, recipe_name: str, asset: str) -> Path:
+        """The record that the newest materialisation of an asset handed on."""
+        return self.dagster_home / "records" / recipe_name / f"{asset}.json"
+
+
+def open_storage(default: Path) -> Storage:
+    """`DFLASH_STORAGE`, or the recipe's folder; relative to the working directory."""
+    return Storage(root=Path(os.environ.get("DFLASH_STORAGE") or default).resolve())

@@ -1,0 +1,196 @@
+"""The warehouse's tables, the fixed Arrow schemas rows arrive in, and rows to and from records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from dflash_pipeline.contracts.conversation import Conversation, Message, RejectedRow
+from dflash_pipeline.contracts.errors import ContractBroken
+
+SCHEMA_VERSION = 1
+"""Raised when a table changes; an older file is refused, never guessed at."""
+
+# No keys or indexes: every save deletes and inserts in one transaction, which DuckDB's unique indexes do not bear.
+SCHEMA = """
+CREATE TABLE schema_version (version INTEGER);
+CREATE TABLE ingestions (ordinal BIGINT, fingerprint VARCHAR, record VARCHAR);
+CREATE TABLE sources (
+    ingestion VARCHAR, file VARCHAR, sha256 VARCHAR, accepted BIGINT, rejected BIGINT, exact_duplicates BIGINT,
+    error VARCHAR);
+CREATE TABLE conversations (
+    ingestion VARCHAR, ordinal BIGINT, conversation_id VARCHAR, split VARCHAR, file VARCHAR, line BIGINT,
+    messages VARCHAR, tools VARCHAR);
+CREATE TABLE rejected_rows (
+    ingestion VARCHAR, ordinal BIGINT, file VARCHAR, line BIGINT, byte_offset BIGINT, conversation_id VARCHAR,
+    reason VARCHAR, excerpt VARCHAR);
+CREATE TABLE answers (
+    target VARCHAR, settings VARCHAR, prompt VARCHAR, text VARCHAR, complete BOOLEAN);
+CREATE TABLE sequences (
+    snapshot VARCHAR, sample_id BIGINT, conversation_id VARCHAR, split VARCHAR, shard VARCHAR, row BIGINT,
+    num_tokens BIGINT, num_supervised BIGINT);
+CREATE TABLE length_histogram (snapshot VARCHAR, length BIGINT, count BIGINT);
+CREATE TABLE boundaries (snapshot VARCHAR, fingerprint VARCHAR, record VARCHAR);
+CREATE TABLE plans (fingerprint VARCHAR, snapshot VARCHAR, record VARCHAR);
+CREATE TABLE epochs (
+    plan VARCHAR, epoch BIGINT, num_steps BIGINT, num_micro_batches BIGINT, num_fillers BIGINT, num_samples BIGINT,
+    num_dropped BIGINT, real_tokens BIGINT, padded_tokens BIGINT, supervised_tokens BIGINT, cost DOUBLE,
+    digest VARCHAR);
+CREATE TABLE runs (
+    run VARCHAR, plan VARCHAR, status VARCHAR, mlflow_run_id VARCHAR, record VARCHAR);
+CREATE TABLE spikes (
+    run VARCHAR, global_step BIGINT, epoch BIGINT, step BIGINT, bucket BIGINT, loss DOUBLE, expected_loss DOUBLE);
+"""
+
+SOURCES = pa.schema(
+    {
+        "file": pa.string(),
+        "sha256": pa.string(),
+        "accepted": pa.int64(),
+        "rejected": pa.int64(),
+        "exact_duplicates": pa.int64(),
+        "error": pa.string(),
+    }
+)
+CONVERSATIONS = pa.schema(
+    {
+        "ordinal": pa.int64(),
+        "conversation_id": pa.string(),
+        "split": pa.string(),
+        "file": pa.string(),
+        "line": pa.int64(),
+        "messages": pa.large_string(),
+        "tools": pa.large_string(),
+    }
+)
+REJECTED_ROWS = pa.schema(
+    {
+        "ordinal": pa.int64(),
+        "file": pa.string(),
+        "line": pa.int64(),
+        "byte_offset": pa.int64(),
+        "conversation_id": pa.string(),
+        "reason": pa.string(),
+        "excerpt": pa.string(),
+    }
+)
+ANSWERS = pa.schema({"prompt": pa.large_string(), "text": pa.large_string(), "complete": pa.bool_()})
+PROMPTS = pa.schema({"prompt": pa.large_string()})
+SEQUENCES = pa.schema(
+    {
+        "sample_id": pa.int64(),
+        "conversation_id": pa.string(),
+        "split": pa.string(),
+        "shard": pa.string(),
+        "row": pa.int64(),
+        "num_tokens": pa.int64(),
+        "num_supervised": pa.int64(),
+    }
+)
+EPOCHS = pa.schema(
+    {
+        "epoch": pa.int64(),
+        "num_steps": pa.int64(),
+        "num_micro_batches": pa.int64(),
+        "num_fillers": pa.int64(),
+        "num_samples": pa.int64(),
+        "num_dropped": pa.int64(),
+        "real_tokens": pa.int64(),
+        "padded_tokens": pa.int64(),
+        "supervised_tokens": pa.int64(),
+        "cost": pa.float64(),
+        "digest": pa.string(),
+    }
+)
+SPIKES = pa.schema(
+    {
+        "global_step": pa.int64(),
+        "epoch": pa.int64(),
+        "step": pa.int64(),
+        "bucket": pa.int64(),
+        "loss": pa.float64(),
+        "expected_loss": pa.float64(),
+    }
+)
+
+CHUNK = 4096
+"""Conversations turned into or from rows at a time."""
+_MESSAGES = TypeAdapter(tuple[Message, ...])
+
+
+def record_table(records: Sequence[object], schema: pa.Schema) -> pa.Table:
+    """One row a record, its columns the fields that the schema names; `ordinal` is the record's place."""
+    columns = {
+        name: list(range(len(records))) if name == "ordinal" else [getattr(record, name) for record in records]
+        for name in schema.names
+    }
+    return pa.table(columns, schema=schema)
+
+
+def conversation_tables(conversations: Sequence[Conversation]) -> Iterator[pa.Table]:
+    """The conversations in their order, some thousand at a time, so that their JSON is never in memory as a whole."""
+    for begin in range(0, len(conversations), CHUNK):
+        chunk = conversations[begin : begin + CHUNK]
+        columns: dict[str, list[Any]] = {
+            "ordinal": list(range(begin, begin + len(chunk))),
+            "conversation_id": [c.conversation_id for c in chunk],
+            "split": [c.split for c in chunk],
+            "file": [c.file for c in chunk],
+            "line": [c.line for c in chunk],
+            "messages": [_MESSAGES.dump_json(c.messages, exclude_defaults=True).decode() for c in chunk],
+            "tools": [c.tools for c in chunk],
+        }
+        yield pa.table(columns, schema=CONVERSATIONS)
+
+
+def conversation(row: tuple[Any, ...]) -> Conversation:
+    """A row of conversation_id, messages, split, file, line, tools."""
+    conversation_id, messages, split, file, line, tools = row
+    return Conversation(
+        conversation_id=conversation_id,
+        messages=_MESSAGES.validate_json(messages),
+        split=split,
+        file=file,
+        line=line,
+        tools=tools,
+    )
+
+
+def rejected_row(row: tuple[Any, ...]) -> RejectedRow:
+    """A row of file, line, byte_offset, conversation_id, reason, excerpt."""
+    file, line, byte_offset, conversation_id, reason, excerpt = row
+    return RejectedRow(
+        file=file,
+        line=line,
+        byte_offset=byte_offset,
+        conversation_id=conversation_id,
+        reason=reason,
+        excerpt=excerpt,
+    )
+
+
+def sequence_table(table: pa.Table, *, snapshot: str) -> pa.Table:
+    """The table in the fixed schema, which must hold every column and each sample id from 0 on once."""
+    missing = [name for name in SEQUENCES.names if name not in table.column_names]
+    if missing:
+        raise ContractBroken(
+            f"no column {', '.join(missing)}", where=f"sequences of snapshot {snapshot}", fix="give every column"
+        )
+    try:
+        fixed = table.select(SEQUENCES.names).cast(SEQUENCES)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise ContractBroken(
+            f"{error}", where=f"sequences of snapshot {snapshot}", fix="give columns that fit store/tables.py SEQUENCES"
+        ) from None
+    ids = fixed["sample_id"].to_numpy()
+    if not np.array_equal(np.sort(ids), np.arange(table.num_rows)):
+        raise ContractBroken(
+            "sample ids are not 0, 1, 2 … once each",
+            where=f"sequences of snapshot {snapshot}",
+            fix="number the samples densely in canonical order",
+        )
+    return fixed

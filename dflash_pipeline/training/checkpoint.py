@@ -1,0 +1,106 @@
+"""Checkpoints: a folder exists under its name only when it is whole. Weights in safetensors, the rest in JSON."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.plan import Position
+from dflash_pipeline.faults import fault_write
+from dflash_pipeline.store.files import folder_faults, new_folder
+from dflash_pipeline.store.records import load_record, save_record
+from dflash_pipeline.training.spikes import SpikeState
+
+logger = logging.getLogger(__name__)
+
+NAME = re.compile(r"step_(\d+)")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointState:
+    """Everything of a checkpoint that is not a tensor."""
+
+    run: str
+    plan: str
+    position: Position
+    global_step: int
+    attempt: int
+    spikes: SpikeState
+
+
+def checkpoint_name(global_step: int) -> str:
+    return f"step_{global_step:07d}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Folders named as checkpoints, newest first by number. Anything else is somebody else's, and left alone."""
+    found = [(int(match[1]), path) for path in folder.glob("step_*") if (match := NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, key=lambda item: (item[0], item[1].name), reverse=True)]
+
+
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint whose hashes hold. Damaged ones are named in the log and stay where they are."""
+    for path in list_checkpoints(folder):
+        faults = folder_faults(path)
+        if not faults:
+            return path
+        logger.warning("checkpoint %s is not used: %s", path.name, "; ".join(faults))
+    return None
+
+
+def save_checkpoint(folder: Path, state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+    """Write weights, optimiser and state, whole or not at all. Saving the same step again changes nothing."""
+    path = folder / checkpoint_name(state.global_step)
+    if path.exists() and not folder_faults(path):
+        return path
+    if path.exists():
+        shutil.rmtree(path)  # Damaged, and about to be rewritten with the same step.
+    with new_folder(path, act="checkpoint") as fresh:
+        fault_write()
+        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, fresh / "model.safetensors")
+        fault_write()
+        save_file(_optimizer_tensors(model, optimizer), fresh / "optimizer.safetensors")
+        save_record(fresh / "state.json", state)
+    return path
+
+
+def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointState:
+    """Put weights and optimiser back as they were; returns the rest."""
+    state = load_record(path / "state.json", CheckpointState)
+    model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+    tensors = load_file(path / "optimizer.safetensors")
+    for name, parameter in model.named_parameters():
+        slots = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
+        optimizer.state[parameter] = {"step": tensors[f"step.{name}"], **slots}
+    return state
+
+
+def prune_checkpoints(folder: Path, *, keep: int) -> None:
+    """Remove all but the `keep` newest; -1 keeps all, 0 is refused."""
+    if keep == 0 or keep < -1:
+        raise Refused(
+            f"keep_checkpoints {keep}", where="training.keep_checkpoints", fix="use -1 for all, or at least 1"
+        )
+    if keep == -1:
+        return
+    for path in list_checkpoints(folder)[keep:]:
+        shutil.rmtree(path)
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        tensors[f"step.{name}"] = state["step"]
+        for key in MOMENTS:
+            tensors[f"{key}.{name}"] = state[key].contiguous()
+    return tensors

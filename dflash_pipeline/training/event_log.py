@@ -1,0 +1,100 @@
+"""A run's events on disk, one JSON object a line: what trackers are filled from, and what outlives them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.faults import fault_write
+from dflash_pipeline.store.files import fsync_folder
+from dflash_pipeline.training.tracker import EndStatus, Params
+
+
+class EventLog:
+    """A tracker that appends. Lines have `kind` and `unix_seconds`; steps and spikes `loss_hex`, exact even for NaN.
+
+    A line is in the file (and survives a kill) when its call returns; after `epoch`, `end` and `sync` it also survives
+    a loss of power. A torn last line of an earlier attempt is cut off at opening. Values that are not finite are null.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab")
+        _cut_torn_line(path)
+        fsync_folder(path.parent)
+
+    def start(self, params: Params) -> None:
+        self._append("start", {"params": dict(params)})
+
+    def step(self, record: StepRecord) -> None:
+        self._append("step", asdict(record) | {"loss_hex": float(record.loss).hex()})
+
+    def epoch(self, record: EpochRecord) -> None:
+        self._append("epoch", asdict(record))
+        self.sync()
+
+    def spike(self, record: SpikeRecord) -> None:
+        self._append("spike", asdict(record) | {"loss_hex": float(record.loss).hex()})
+
+    def end(self, status: EndStatus) -> None:
+        """Ends the attempt, and closes the file."""
+        self._append("end", {"status": status})
+        self.sync()
+        self._file.close()
+
+    def sync(self) -> None:
+        """Makes every line so far durable: due before a checkpoint, which must never know more than this file."""
+        os.fsync(self._file.fileno())
+
+    def _append(self, kind: str, fields: dict[str, Any]) -> None:
+        fault_write()
+        event = {"kind": kind, "unix_seconds": time.time()} | fields
+        self._file.write(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Every whole line, in order; none when the file is absent. A last line without its end was never written."""
+    try:
+        *lines, _torn = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [_event(line, where=f"{path} line {number}") for number, line in enumerate(lines, start=1)]
+
+
+def last_attempt_losses(path: Path) -> list[tuple[int, str]]:
+    """(global step, loss as hexadecimal float) of the last attempt that did each step, in order of steps."""
+    losses = {event["global_step"]: event["loss_hex"] for event in read_events(path) if event["kind"] == "step"}
+    return sorted(losses.items())
+
+
+def _event(line: bytes, *, where: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError as error:
+        raise Refused(f"not JSON: {error}", where=where, fix="take out the damaged line") from None
+    if not isinstance(event, dict) or "kind" not in event:
+        raise Refused("not an event", where=where, fix="take out the foreign line")
+    return event
+
+
+def _cut_torn_line(path: Path) -> None:
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value

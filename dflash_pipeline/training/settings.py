@@ -1,0 +1,52 @@
+"""What a training run is asked to do: the part that is its identity, and the part that is only how it is launched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dflash_pipeline.contracts.fingerprint import fingerprint
+from dflash_pipeline.model.config import DrafterConfig
+
+TRAINING_VERSION = 1
+"""Part of a run's identity: raised when the same settings would train another drafter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSettings:
+    """Settings that decide the weights. Ranks and threads are not among them: a step is the same on 1, 2 or 8 ranks."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    warmup_fraction: float
+    max_gradient_norm: float
+    anchors_per_sample: int
+    decay: float
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchConfig:
+    """Everything a rank needs, as one JSON file: paths of what it reads and writes, and how it is run."""
+
+    run: str
+    """Fingerprint of (plan, target, drafter, settings): the key by which a run is resumed, reused or skipped."""
+    run_dir: str
+    plan_dir: str
+    plan: str
+    snapshot_dir: str
+    shards: tuple[str, ...]
+    target_dir: str
+    target: str
+    drafter: DrafterConfig
+    settings: TrainingSettings
+    device: str
+    keep_checkpoints: int
+    experiment: str
+    tracking_uri: str
+    artifact_location: str
+    show_progress: bool
+
+
+def run_fingerprint(*, plan: str, target: str, drafter: DrafterConfig, settings: TrainingSettings) -> str:
+    return fingerprint(plan=plan, target=target, drafter=drafter, settings=settings, version=TRAINING_VERSION)

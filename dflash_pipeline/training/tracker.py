@@ -1,0 +1,44 @@
+"""What the training loop needs of a tracker, and the one that keeps nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+
+Params = Mapping[str, str | int | float | bool]
+EndStatus = Literal["finished", "failed", "killed"]
+
+
+class Tracker(Protocol):
+    """Is told, and never asked. `start` comes first, `end` last, each once; no call may hold up a step."""
+
+    def start(self, params: Params) -> None: ...
+
+    def step(self, record: StepRecord) -> None: ...
+
+    def epoch(self, record: EpochRecord) -> None: ...
+
+    def spike(self, record: SpikeRecord) -> None: ...
+
+    def end(self, status: EndStatus) -> None: ...
+
+
+class NullTracker:
+    """For every rank but the first, and for runs without a tracking server."""
+
+    def start(self, params: Params) -> None:
+        pass
+
+    def step(self, record: StepRecord) -> None:
+        pass
+
+    def epoch(self, record: EpochRecord) -> None:
+        pass
+
+    def spike(self, record: SpikeRecord) -> None:
+        pass
+
+    def end(self, status: EndStatus) -> None:
+        pass

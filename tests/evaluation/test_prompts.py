@@ -1,0 +1,73 @@
+"""Prompts come in the forms of benchmark files; what is none of them is named by its line."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.evaluation.prompts import read_prompts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(example_target):
+    return AutoTokenizer.from_pretrained(example_target)
+
+
+def render(messages):
+    return "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages) + "<|im_start|>assistant\n"
+
+
+def read(tmp_path, tokenizer, *rows, limit=99):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return [tokenizer.decode(ids) for ids in read_prompts(path, render=render, tokenizer=tokenizer, limit=limit)]
+
+
+ASKED = "<|im_start|>user\nhow many ?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"question": "how many ?", "answer": "4"}',
+        '{"prompt": "how many ?"}',
+        '{"turns": ["how many ?", "and then ?"]}',
+        '{"messages": [{"role": "user", "content": "how many ?"}]}',
+        '{"messages": [{"role": "user", "content": "how many ?"}, {"role": "assistant", "content": "4"}]}',
+    ],
+)
+def test_every_form_gives_the_prompt_without_its_answer(tmp_path, tokenizer, row):
+    assert read(tmp_path, tokenizer, row) == [ASKED]
+
+
+def test_order_limit_and_empty_lines(tmp_path, tokenizer):
+    rows = ['{"prompt": "a"}', "", '{"prompt": "b"}', '{"prompt": "c"}']
+    assert [text.split("\n")[1][0] for text in read(tmp_path, tokenizer, *rows, limit=2)] == ["a", "b"]
+
+
+def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
+    assert len(read(tmp_path, tokenizer, '{"prompt": "a\u2028b\u0085c"}')) == 1
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"prompt": 5}',
+        '{"turns": []}',
+        '{"messages": []}',
+        '{"messages": [{"role": "critic", "content": "x"}]}',
+        '{"messages": [{"role": "assistant", "content": "x"}]}',
+    ],
+)
+def test_an_unknown_form_is_refused_by_its_line(tmp_path, tokenizer, row):
+    with pytest.raises(Refused, match=r"p\.jsonl:2"):
+        read(tmp_path, tokenizer, '{"prompt": "a"}', row)
+
+
+def test_no_prompt_at_all_is_refused(tmp_path, tokenizer):
+    with pytest.raises(Refused, match="no prompt"):
+        read(tmp_path, tokenizer, "")
+    with pytest.raises(Refused, match="not readable"):
+        read_prompts(tmp_path / "absent", render=render, tokenizer=tokenizer, limit=1)

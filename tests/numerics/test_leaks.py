@@ -1,0 +1,94 @@
+"""No block may see what does not exist when it is drafted: the features of its anchor or anything after them.
+
+A leak of a single position trains and even serves well on toy data, so only a perturbation finds it.
+"""
+
+import pytest
+import torch
+
+from dflash_pipeline.model import drafter as drafter_module
+from dflash_pipeline.model import masks
+from dflash_pipeline.model.objective import drafter_inputs
+from tests.tiny_models import random_batch, strong_drafter, tiny_config, tiny_target
+
+
+def sensitivity(config, anchors) -> torch.Tensor:
+    """[A, S]: how strongly each block's hidden states depend on the features of each position."""
+    target = tiny_target()
+    drafter = strong_drafter(config)
+    batch = random_batch(lengths=(30,), num_anchors=(len(anchors),))
+    batch.anchors[0] = torch.tensor(anchors)
+    _, blocks = drafter_inputs(target, batch, config)
+    features = target.features(batch.input_ids).requires_grad_()
+    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    found = []
+    for block in range(len(anchors)):
+        (gradient,) = torch.autograd.grad(hidden[0, block].square().sum(), features, retain_graph=True)
+        found.append(gradient[0].abs().amax(-1))
+    return torch.stack(found)
+
+
+def leaks(found: torch.Tensor, anchors) -> list[tuple[int, int]]:
+    return [
+        (anchor, position)
+        for row, anchor in zip(found, anchors, strict=True)
+        for position in range(30)
+        if position >= anchor and row[position] > 0
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize("anchors", [(4, 5, 6, 7), (3, 11, 22), (9, 9, 10)])
+def test_a_block_depends_on_features_before_its_anchor_only(window, anchors):
+    found = sensitivity(tiny_config(window=window), anchors)
+    assert leaks(found, anchors) == []
+    for row, anchor in zip(found, anchors, strict=True):
+        assert row[anchor - 1] > 0
+        assert (row[:anchor] > 0).all()  # the second layer is full even where the first slides
+
+
+def test_the_window_ends_the_context():
+    config = tiny_config(num_layers=1, window=6)
+    (row,) = sensitivity(config, (20,))
+    assert torch.nonzero(row).flatten().tolist() == [15, 16, 17, 18, 19]
+
+
+@pytest.mark.parametrize("too_far", [1, 8])
+def test_a_leak_would_be_caught(monkeypatch, too_far):
+    def leaky(anchors_RA, limits_RA, *, context_length, block_size, window):
+        return masks_visible(
+            anchors_RA, limits_RA + too_far, context_length=context_length, block_size=block_size, window=window
+        )
+
+    masks_visible = masks.visible_keys
+    monkeypatch.setattr(masks, "visible_keys", leaky)
+    assert leaks(sensitivity(tiny_config(), (4, 5, 12)), (4, 5, 12))
+
+
+def test_blocks_do_not_see_each_other():
+    config = tiny_config()
+    target, drafter = tiny_target(), strong_drafter(config)
+    batch = random_batch(lengths=(30,), num_anchors=(4,))
+    features, blocks = drafter_inputs(target, batch, config)
+    blocks.requires_grad_()
+    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    (gradient,) = torch.autograd.grad(hidden[0, 2, 3].square().sum(), blocks)
+    touched = gradient[0].abs().amax(-1) > 0
+    assert touched[2].all()
+    assert not touched[[0, 1, 3]].any()
+
+
+def test_a_sliding_layer_is_causal_inside_a_block():
+    config = tiny_config(num_layers=1, window=6)
+    target, drafter = tiny_target(), strong_drafter(config)
+    batch = random_batch(lengths=(30,), num_anchors=(2,))
+    features, blocks = drafter_inputs(target, batch, config)
+    blocks.requires_grad_()
+    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    (gradient,) = torch.autograd.grad(hidden[0, 1, 3].square().sum(), blocks)
+    touched = gradient[0, 1].abs().amax(-1) > 0
+    assert touched.tolist() == [True] * 4 + [False] * 4
+
+
+def test_the_module_under_test_uses_these_masks():
+    assert drafter_module.attention_pieces is masks.attention_pieces

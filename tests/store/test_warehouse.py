@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import ast
+import logging
+import math
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dflash_pipeline.store
+from dflash_pipeline.contracts.batching import BatchingSpec
+from dflash_pipeline.contracts.conversation import Conversation, Ingestion, Message, RejectedRow, SourceReport
+from dflash_pipeline.contracts.errors import ContractBroken, Refused
+from dflash_pipeline.contracts.events import SpikeRecord
+from dflash_pipeline.contracts.manifest import EpochSummary
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.run import Attempt, RunRecord
+from dflash_pipeline.store.warehouse import Warehouse
+
+CONVERSATIONS = [
+    Conversation(
+        conversation_id="o'brien\"; DROP TABLE conversations; --",
+        messages=(
+            Message(role="user", content="q\0\u2028\U0001f600"),
+            Message(role="assistant", content="", reasoning="why", tool_calls='[{"name":"f"}]', complete=False),
+        ),
+        split="train",
+        file="o'brien;--.jsonl",
+        line=3,
+        tools='[{"name":"f"}]',
+    ),
+    Conversation(
+        conversation_id="07",
+        messages=(Message(role="user", content="2024-05-01"), Message(role="assistant", content="a")),
+        split="validation",
+        file="b.jsonl",
+        line=1,
+    ),
+]
+REJECTED = [
+    RejectedRow(file="b.jsonl", line=9, byte_offset=2**40, conversation_id=None, reason="bad_id", excerpt="x'\0"),
+    RejectedRow(file="b.jsonl", line=2, byte_offset=7, conversation_id="y", reason="bad_role", excerpt=""),
+]
+INGESTION = Ingestion(
+    fingerprint="f1",
+    accepted=2,
+    rejected=2,
+    exact_duplicates=0,
+    num_train=1,
+    num_validation=1,
+    sources=(SourceReport(file="b.jsonl", sha256="0", accepted=2, rejected=2, exact_duplicates=0, error=None),),
+    by_reason={"bad_id": 1, "bad_role": 1},
+)
+EMPTY = Ingestion(
+    fingerprint="f0",
+    accepted=0,
+    rejected=0,
+    exact_duplicates=0,
+    num_train=0,
+    num_validation=0,
+    sources=(SourceReport(file="c.json", sha256="1", accepted=0, rejected=0, exact_duplicates=0, error="broken"),),
+    by_reason={},
+)
+PLAN = RunPlan(
+    snapshot="s",
+    spec=BatchingSpec(strategy="bucket", token_budget=64, slots_per_step=2, boundaries=(8, 64)),
+    epochs=tuple(
+        EpochSummary(
+            epoch=epoch,
+            num_steps=steps,
+            num_micro_batches=2 * steps - 1,
+            num_fillers=1,
+            num_samples=9,
+            num_dropped=0,
+            real_tokens=90,
+            padded_tokens=100,
+            supervised_tokens=40,
+            cost=1 / 3,
+            digest=f"d{epoch}",
+        )
+        for epoch, steps in enumerate((4, 3))
+    ),
+)
+
+
+def sequences(lengths: list[tuple[int, int]], validation: list[tuple[int, int]]) -> pa.Table:
+    rows = lengths + validation
+    return pa.table(
+        {
+            "sample_id": pa.array(range(len(rows)), pa.int32()),
+            "conversation_id": [f"c{n}" for n in range(len(rows))],
+            "split": ["train"] * len(lengths) + ["validation"] * len(validation),
+            "shard": ["tokens-00000.arrow"] * len(rows),
+            "row": pa.array(range(len(rows)), pa.int64()),
+            "num_tokens": [tokens for tokens, _ in rows],
+            "num_supervised": [supervised for _, supervised in rows],
+        }
+    )
+
+
+def dump(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table, in an order of its own."""
+    with duckdb.connect(str(path)) as connection:
+        names = [name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()]
+        return {name: sorted(connection.table(name).fetchall(), key=repr) for name in names}
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Warehouse:
+    return Warehouse(tmp_path / "storage" / "warehouse.duckdb", wait_seconds=0.5)
+
+
+def path_of(warehouse: Warehouse) -> Path:
+    return warehouse.database.path
+
+
+def test_what_is_saved_is_found(warehouse: Warehouse) -> None:
+    assert warehouse.find_ingestion("f1") is None
+    assert warehouse.rejected_rows() == []
+    warehouse.save_ingestion(EMPTY, [], [])
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    assert warehouse.find_ingestion("f1") == INGESTION
+    assert warehouse.find_ingestion("f0") == EMPTY
+    assert warehouse.conversations("f1") == CONVERSATIONS
+    assert warehouse.conversations("f0") == []
+    assert warehouse.rejected_rows("f1") == warehouse.rejected_rows() == REJECTED
+    assert warehouse.rejected_rows("f0") == []
+
+
+def test_the_latest_ingestion_is_the_one_saved_last(warehouse: Warehouse) -> None:
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    warehouse.save_ingestion(EMPTY, [], [])
+    assert warehouse.rejected_rows() == []
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    assert warehouse.rejected_rows() == REJECTED
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@given(texts=st.lists(st.text(), min_size=1, max_size=5))
+def test_text_comes_back_character_for_character(warehouse: Warehouse, texts: list[str]) -> None:
+    # Ids are written as they are, messages as JSON: neither may trim, normalise or convert.
+    plain = CONVERSATIONS[1]
+    said = [
+        replace(plain, conversation_id=f"{n}{text}", messages=(Message(role="user", content=text), *plain.messages))
+        for n, text in enumerate(texts)
+    ]
+    n = len(said)
+    report = replace(INGESTION.sources[0], accepted=n, rejected=0)
+    ingestion = replace(
+        INGESTION, accepted=n, rejected=0, by_reason={}, num_train=0, num_validation=n, sources=(report,)
+    )
+    warehouse.save_ingestion(ingestion, said, [])
+    assert warehouse.conversations("f1") == said
+    warehouse.save_answers("t", repr(texts), [(text, text, True) for text in texts])
+    assert warehouse.find_answers("t", repr(texts), texts) == {text: (text, True) for text in texts}
+
+
+def test_nothing_is_never_read_as_no_rows(warehouse: Warehouse) -> None:
+    with pytest.raises(Refused, match="not recorded"):
+        warehouse.conversations("f1")
+    with pytest.raises(Refused, match="not recorded"):
+        warehouse.rejected_rows("f1")
+    with pytest.raises(Refused, match="no training sequences"):
+        warehouse.sequence_lengths("s")
+    with pytest.raises(Refused, match="no training sequences"):
+        warehouse.histogram("s")
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    with warehouse.database.transaction() as connection:
+        connection.execute("DELETE FROM conversations WHERE ordinal = 1")
+    with pytest.raises(Refused, match="1 of 2 conversations"):
+        warehouse.conversations("f1")
+
+
+def test_answers_are_kept_by_target_and_settings(warehouse: Warehouse) -> None:
+    warehouse.save_answers("t", "s", [("p", "first", True), ("q", "", False), ("p", "again", True)])
+    warehouse.save_answers("t", "s", [("p", "later", False), ("r", "3", True)])
+    warehouse.save_answers("t", "other", [("p", "other", True)])
+    warehouse.save_answers("t", "s", [])
+    assert warehouse.find_answers("t", "s", ["p", "q", "r", "p", "none"]) == {
+        "p": ("first", True),
+        "q": ("", False),
+        "r": ("3", True),
+    }
+    assert warehouse.find_answers("t", "other", ["p", "q"]) == {"p": ("other", True)}
+    assert warehouse.find_answers("u", "s", ["p"]) == {}
+    assert warehouse.find_answers("t", "s", []) == {}
+
+
+def test_lengths_and_histogram_are_of_the_training_side(warehouse: Warehouse) -> None:
+    warehouse.save_sequences("other", sequences([(99, 9)], []))
+    table = sequences([(7, 2), (3, 1), (7, 4), (5, 5)], [(3, 3), (50, 1)])
+    warehouse.save_sequences("s", table.take([3, 1, 5, 0, 2, 4]))
+    lengths = warehouse.sequence_lengths("s")
+    assert lengths.to_pydict() == {
+        "sample_id": [0, 1, 2, 3],
+        "num_tokens": [7, 3, 7, 5],
+        "num_supervised": [2, 1, 4, 5],
+    }
+    histogram = warehouse.histogram("s")
+    assert (histogram.lengths, histogram.counts) == ((3, 5, 7), (1, 1, 2))
+    assert histogram.num_supervised_tokens == 12
+    assert dump(path_of(warehouse))["length_histogram"] == [("s", 3, 1), ("s", 5, 1), ("s", 7, 2)]
+
+
+def test_sequences_must_fit(warehouse: Warehouse) -> None:
+    good = sequences([(7, 2), (3, 1)], [])
+    broken = [
+        good.drop_columns(["shard"]),
+        good.set_column(0, "sample_id", pa.array([0, 0])),
+        good.set_column(0, "sample_id", pa.array([1, 2])),
+        good.set_column(5, "num_tokens", pa.array([7.5, 3.0])),
+    ]
+    for table in broken:
+        with pytest.raises(ContractBroken, match="sequences of snapshot s"):
+            warehouse.save_sequences("s", table)
+
+
+def save_everything(warehouse: Warehouse) -> None:
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    warehouse.save_answers("t", "s", [("p", "x", True)])
+    warehouse.save_sequences("s", sequences([(7, 2), (3, 1)], [(4, 1)]))
+    warehouse.histogram("s")
+    warehouse.save_boundaries("s", fingerprint="b", record=PLAN.spec)
+    warehouse.save_plan(PLAN)
+    attempt = Attempt(number=1, num_ranks=2, first_step=0, status="running", last_step=0)
+    warehouse.save_run(RunRecord(run="r", plan=PLAN.fingerprint, target="t", total_steps=7, attempts=(attempt,)))
+    spike = SpikeRecord(
+        global_step=5, epoch=1, step=1, bucket=0, loss=math.inf, expected_loss=1.5, sample_ids=(1, 2)
+    )
+    warehouse.save_spikes("r", [spike, replace(spike, global_step=6, loss=9.0)])
+
+
+def test_every_save_may_be_repeated(warehouse: Warehouse) -> None:
+    save_everything(warehouse)
+    once = dump(path_of(warehouse))
+    save_everything(warehouse)
+    assert dump(path_of(warehouse)) == once
+    assert min(len(rows) for rows in once.values()) >= 1
+    assert [row[:3] for row in once["epochs"]] == [(PLAN.fingerprint, 0, 4), (PLAN.fingerprint, 1, 3)]
+    assert once["runs"][0][:4] == ("r", PLAN.fingerprint, "running", None)
+    assert once["spikes"] == [("r", 5, 1, 1, 0, math.inf, 1.5), ("r", 6, 1, 1, 0, 9.0, 1.5)]
+
+
+def test_a_failed_transaction_leaves_nothing(warehouse: Warehouse) -> None:
+    warehouse.save_answers("t", "s", [("p", "x", True)])
+    before = dump(path_of(warehouse))
+
+    def fail() -> None:
+        with warehouse.database.transaction() as connection:
+            connection.execute("DELETE FROM answers")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        fail()
+    assert dump(path_of(warehouse)) == before
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_warehouse import CONVERSATIONS, INGESTION, REJECTED
+from dflash_pipeline.store.warehouse import Warehouse
+warehouse = Warehouse(Path(sys.argv[1]))
+warehouse.save_answers("t", "s", [("p", "x", True)])
+warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+"""
+
+
+def run_child(path: Path, fault: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CHILD, str(path), str(Path(__file__).parent)],
+        env={**os.environ, "DFLASH_FAULT": fault},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("point", "kept"), [("before", False), ("after", True)])
+def test_a_kill_around_the_commit_leaves_all_or_nothing(warehouse: Warehouse, point: str, kept: bool) -> None:
+    child = run_child(path_of(warehouse), f"kill:warehouse.{point}-commit:2")
+    assert child.returncode == -9, child.stderr
+    assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
+    assert (warehouse.find_ingestion("f1") is not None) == kept
+    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    assert warehouse.conversations("f1") == CONVERSATIONS
+    assert warehouse.rejected_rows() == REJECTED
+
+
+def test_a_full_disk_at_the_commit_leaves_nothing_of_it(warehouse: Warehouse) -> None:
+    child = run_child(path_of(warehouse), "enospc:2")
+    assert "No space left" in child.stderr
+    assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
+    assert warehouse.find_ingestion("f1") is None
+
+
+def holder(path: Path, *, seconds: float) -> subprocess.Popen[str]:
+    code = f"""
+        import duckdb, sys, time
+        held = duckdb.connect(sys.argv[1])
+        print("held", flush=True)
+        time.sleep({seconds})
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_held_database_is_waited_for(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path / "w.duckdb", wait_seconds=20)
+    with holder(tmp_path / "w.duckdb", seconds=0.5):
+        warehouse.save_answers("t", "s", [("p", "x", True)])
+    assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
+
+
+def test_a_holder_that_stays_is_named(tmp_path: Path) -> None:
+    warehouse = Warehouse(tmp_path / "w.duckdb", wait_seconds=0.3)
+    with holder(tmp_path / "w.duckdb", seconds=60) as process:
+        started = time.monotonic()
+        with pytest.raises(Refused, match=f"process {process.pid} held the database for 0.3 s"):
+            warehouse.find_ingestion("f1")
+        assert 0.3 <= time.monotonic() - started < 3
+        process.kill()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database", b"\0" * 20_000])
+def test_what_is_not_a_database_is_set_aside(
+    warehouse: Warehouse, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(warehouse)
+    path.parent.mkdir()
+    path.write_bytes(content)
+    path.with_name("warehouse.duckdb.wal").write_bytes(b"left over")
+    with caplog.at_level(logging.WARNING):
+        warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    assert warehouse.conversations("f1") == CONVERSATIONS
+    assert path.with_name("warehouse.duckdb.damaged-1").read_bytes() == content
+    assert path.with_name("warehouse.duckdb.wal.damaged-1").read_bytes() == b"left over"
+    assert "warehouse.duckdb.damaged-1" in caplog.text
+
+
+def test_one_flipped_bit_is_found_and_never_gives_other_rows(warehouse: Warehouse) -> None:
+    save_everything(warehouse)
+    path = path_of(warehouse)
+    whole = path.read_bytes()
+    rng = random.Random(0)
+    set_aside = 0
+    for _ in range(16):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+        for leftover in path.parent.iterdir():
+            leftover.unlink()
+        path.write_bytes(damaged)
+        try:
+            assert warehouse.conversations("f1") == CONVERSATIONS
+        except Refused:
+            assert path.with_name("warehouse.duckdb.damaged-1").read_bytes() == damaged
+            set_aside += 1
+        warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+        assert warehouse.conversations("f1") == CONVERSATIONS
+    assert 0 < set_aside < 16
+
+
+@pytest.mark.parametrize("place", [0.3, 0.9])
+def test_a_damaged_write_ahead_log_is_set_aside(warehouse: Warehouse, place: float) -> None:
+    path = path_of(warehouse)
+    assert run_child(path, "kill:warehouse.after-commit:2").returncode == -9
+    log = path.with_name("warehouse.duckdb.wal")
+    data = bytearray(log.read_bytes())
+    data[int(place * len(data))] ^= 1
+    log.write_bytes(data)
+    assert warehouse.find_ingestion("f1") is None
+    assert path.with_name("warehouse.duckdb.wal.damaged-1").read_bytes() == data
+    assert path.with_name("warehouse.duckdb.damaged-1").exists()
+
+
+def test_tables_of_another_version_are_refused(warehouse: Warehouse) -> None:
+    with warehouse.database.transaction() as connection:
+        connection.execute("UPDATE schema_version SET version = 999")
+    with pytest.raises(Refused, match="version 999"):
+        warehouse.find_ingestion("f1")
+
+
+def test_a_path_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="cannot be opened"):
+        Warehouse(tmp_path).find_ingestion("f1")
+
+
+def test_the_warehouse_reads_no_file_of_its_own_accord(warehouse: Warehouse, tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("a\n1\n")
+    with warehouse.database.connection() as connection, pytest.raises(duckdb.PermissionException):
+        connection.execute("FROM read_csv(?)", [str(tmp_path / "secret.csv")])
+
+
+def test_sql_is_never_put_together() -> None:
+    folder = Path(dflash_pipeline.store.__file__).parent
+    checked = 0
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            if node.func.attr in ("execute", "executemany", "sql", "query"):
+                checked += 1
+                assert isinstance(node.args[0], ast.Constant | ast.Name), f"{path.name} line {node.lineno}"
+            assert not (isinstance(node.args[0], ast.JoinedStr) and node.func.attr == "execute")
+    assert checked > 20

@@ -1,0 +1,49 @@
+"""Records as a training loop would emit them."""
+
+from __future__ import annotations
+
+import math
+
+from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+
+
+def step(global_step: int, *, attempt: int = 1, loss: float = math.nan, spike: bool = False) -> StepRecord:
+    return StepRecord(
+        global_step=global_step,
+        epoch=0,
+        step=global_step - 1,
+        attempt=attempt,
+        loss=3.0 / global_step if math.isnan(loss) else loss,
+        expected_acceptance=1.5,
+        gradient_norm=0.7,
+        learning_rate=1e-3,
+        real_tokens=900,
+        padded_tokens=1000,
+        supervised_tokens=400,
+        num_anchors=30,
+        bucket=0,
+        seconds=0.5,
+        data_wait_seconds=0.1,
+        spike=spike,
+        epoch_fraction=0.1,
+        run_fraction=0.05,
+        run_cost_fraction=0.04,
+    )
+
+
+def epoch(global_step: int) -> EpochRecord:
+    return EpochRecord(
+        global_step=global_step, epoch=0, num_steps=global_step, padding_efficiency=0.9, mean_loss=2.0, seconds=5.0
+    )
+
+
+def spike(global_step: int, *, num_samples: int = 2) -> SpikeRecord:
+    return SpikeRecord(
+        global_step=global_step,
+        epoch=0,
+        step=global_step - 1,
+        bucket=1,
+        loss=9.0,
+        expected_loss=2.0,
+        sample_ids=tuple(range(num_samples)),
+    )
