@@ -53,9 +53,7 @@ class Message:
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
-            raise ContractBroken(
-                f"role {self.role!r}", where="message", fix=f"use one of {', '.join(get_args(Role))}"
-            )
+            raise ContractBroken(f"role {self.role!r}", where="message", fix=f"use one of {', '.join(get_args(Role))}")
         if self.role != "assistant" and not (self.complete and self.reasoning is None and self.tool_calls is None):
             raise ContractBroken(
                 f"a {self.role} turn that is cut, reasons or calls tools",

@@ -57,9 +57,7 @@ def ingest(
     """
     _refuse_unusable(sources)
     reading = _Reading()
-    reports = [
-        _read_source(source, reading, max_rows=max_rows, max_row_bytes=max_row_bytes) for source in sources
-    ]
+    reports = [_read_source(source, reading, max_rows=max_rows, max_row_bytes=max_row_bytes) for source in sources]
     conversations = _split(reading.accepted.values(), validation_fraction)
     num_validation = sum(c.split == "validation" for c in conversations)
     ingestion = Ingestion(

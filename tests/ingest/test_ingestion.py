@@ -39,9 +39,7 @@ def take(*sources: SourceFile, **changed: object) -> tuple[Ingestion, list[Conve
     )
 )
 def test_every_row_is_counted_once_and_ids_are_unique(tmp_path: Path, files: list[list[tuple[int, str]]]) -> None:
-    sources = [
-        write(tmp_path / f"{n}.jsonl", *(qa(i, answer) for i, answer in rows)) for n, rows in enumerate(files)
-    ]
+    sources = [write(tmp_path / f"{n}.jsonl", *(qa(i, answer) for i, answer in rows)) for n, rows in enumerate(files)]
     ingestion, conversations, rejected = take(*sources)
     assert ingestion.num_rows == sum(len(rows) for rows in files)
     assert len(rejected) == ingestion.rejected

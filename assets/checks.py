@@ -1,0 +1,66 @@
+"""What must hold before a GPU-hour is spent. All of these block what comes after."""
+
+from collections.abc import Callable
+
+import dagster as dg
+
+from dflash_pipeline.assets.drafter import exported_drafter
+from dflash_pipeline.assets.plan import run_plan
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import ExportedDrafter
+
+PLAN_INPUTS = {"token_sequences": dg.AssetIn("token_sequences")}
+
+
+@dg.asset_check(asset=run_plan, blocking=True, additional_ins=PLAN_INPUTS)
+def every_sample_once(
+    workbench: dg.ResourceParam[Workbench], run_plan: RunPlan, token_sequences: CorpusSnapshot
+) -> dg.AssetCheckResult:
+    """In every epoch each training sample is scheduled exactly once, or listed as dropped."""
+    from dflash_pipeline.stages.checks import check_every_sample_once
+
+    return _result(check_every_sample_once, workbench, run_plan, token_sequences)
+
+
+@dg.asset_check(asset=run_plan, blocking=True, additional_ins=PLAN_INPUTS)
+def token_budget_respected(
+    workbench: dg.ResourceParam[Workbench], run_plan: RunPlan, token_sequences: CorpusSnapshot
+) -> dg.AssetCheckResult:
+    """No micro-batch is padded to more tokens than the budget, measured with the snapshot's own lengths."""
+    from dflash_pipeline.stages.checks import check_token_budget
+
+    return _result(check_token_budget, workbench, run_plan, token_sequences)
+
+
+@dg.asset_check(asset=run_plan, blocking=True, additional_ins=PLAN_INPUTS)
+def totals_agree(
+    workbench: dg.ResourceParam[Workbench], run_plan: RunPlan, token_sequences: CorpusSnapshot
+) -> dg.AssetCheckResult:
+    """The plan's totals are those of the manifests on disk and of the snapshot's samples."""
+    from dflash_pipeline.stages.checks import check_totals
+
+    return _result(check_totals, workbench, run_plan, token_sequences)
+
+
+@dg.asset_check(asset=exported_drafter, blocking=True)
+def export_drafts_losslessly(
+    workbench: dg.ResourceParam[Workbench], exported_drafter: ExportedDrafter
+) -> dg.AssetCheckResult:
+    """The exported files are whole, their names and shapes are what the config implies, and decoding loses nothing."""
+    from pathlib import Path
+
+    from dflash_pipeline.evaluation.verify import verify_export
+
+    checks = verify_export(Path(exported_drafter.export_dir), workbench.recipe.target.path)
+    return dg.AssetCheckResult(
+        passed=all(check.ok for check in checks), metadata={check.name: check.detail for check in checks}
+    )
+
+
+def _result(
+    check: Callable, workbench: Workbench, plan: RunPlan, snapshot: CorpusSnapshot
+) -> dg.AssetCheckResult:
+    finding = check(workbench.storage, snapshot, plan)
+    return dg.AssetCheckResult(passed=finding.holds, description=finding.seen, metadata={"seen": finding.seen})

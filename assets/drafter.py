@@ -1,0 +1,131 @@
+"""Groups `training` and `evaluation`: from a sealed plan to a measured drafter."""
+
+import dagster as dg
+from pydantic import Field
+
+from dflash_pipeline.assets.metadata import count, number, table
+from dflash_pipeline.assets.pools import NODE, WAREHOUSE
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.conversation import Ingestion
+from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
+
+
+class LaunchChoices(dg.Config):
+    """How the ranks are started this time."""
+
+    num_ranks: int | None = Field(
+        default=None, ge=1, description="Processes; must divide slots_per_step. Empty: as the recipe says."
+    )
+    fresh: bool = Field(default=False, description="Start the same run over instead of resuming or reusing it.")
+
+
+@dg.asset(group_name="training", kinds={"pytorch", "mlflow"}, pool=NODE)
+def trained_drafter(
+    context: dg.AssetExecutionContext,
+    workbench: dg.ResourceParam[Workbench],
+    config: LaunchChoices,
+    token_sequences: CorpusSnapshot,
+    run_plan: RunPlan,
+) -> dg.MaterializeResult[TrainedDrafter]:
+    """A distributed run over the whole plan, started with torchrun; its curves are in MLflow.
+
+    The same plan, target and settings are the same run: it is resumed when unfinished and reused when finished.
+    """
+    from dflash_pipeline.stages.training import Launch, make_drafter
+
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        launch = Launch(
+            num_ranks=config.num_ranks or workbench.recipe.training.num_ranks,
+            fresh=config.fresh,
+            environment=session.get_bootstrap_env_vars(),
+        )
+        made = make_drafter(workbench.recipe, workbench.storage, token_sequences, run_plan, launch)
+    trained = made.record
+    context.log.info(
+        f"training: loss {trained.first_loss:.3f} to {trained.last_loss:.3f} in {trained.total_steps:,} steps, "
+        f"{trained.useful_tokens_per_second:,.0f} tokens/s{' (finished before, reused)' if made.reused else ''}"
+    )
+    return dg.MaterializeResult(
+        value=trained,
+        data_version=dg.DataVersion(trained.run),
+        metadata={
+            "run": trained.run,
+            "steps": count(trained.total_steps),
+            "ranks": count(trained.num_ranks),
+            "first_loss": number(trained.first_loss),
+            "last_loss": number(trained.last_loss),
+            "loss_spikes": count(trained.num_spikes),
+            "useful_tokens_per_second": number(trained.useful_tokens_per_second),
+            "padded_tokens_per_second": number(trained.padded_tokens_per_second),
+            "mlflow_run_id": trained.mlflow_run_id or "",
+            "folder": dg.MetadataValue.path(trained.run_dir),
+            "reused": made.reused,
+        },
+    )
+
+
+@dg.asset(group_name="evaluation", kinds={"huggingface"}, pool=WAREHOUSE)
+def exported_drafter(
+    context: dg.AssetExecutionContext,
+    workbench: dg.ResourceParam[Workbench],
+    token_sequences: CorpusSnapshot,
+    run_plan: RunPlan,
+    trained_drafter: TrainedDrafter,
+) -> dg.MaterializeResult[ExportedDrafter]:
+    """The drafter in z-lab's format, as SGLang and vLLM read it, with tokenizer and model card."""
+    from dflash_pipeline.stages.evaluation import make_export
+
+    made = make_export(workbench.recipe, workbench.storage, token_sequences, run_plan, trained_drafter)
+    context.log.info(f"export: {made.record.export_dir}{' (unchanged, reused)' if made.reused else ''}")
+    return dg.MaterializeResult(
+        value=made.record,
+        data_version=dg.DataVersion(made.record.run),
+        metadata={
+            "folder": dg.MetadataValue.path(made.record.export_dir),
+            "tensors": count(made.record.num_tensors),
+            "reused": made.reused,
+        },
+    )
+
+
+@dg.asset(group_name="evaluation", kinds={"pytorch"}, pool=NODE)
+def acceptance_report(
+    context: dg.AssetExecutionContext,
+    workbench: dg.ResourceParam[Workbench],
+    conversations: Ingestion,
+    exported_drafter: ExportedDrafter,
+) -> dg.MaterializeResult:
+    """Acceptance length by real draft-and-verify decoding on held-out prompts, before and after training.
+
+    Decoding is greedy with the exported files; every output is compared with the target's own, token for token.
+    """
+    from dflash_pipeline.stages.evaluation import make_report
+
+    made = make_report(workbench.recipe, workbench.storage, conversations, exported_drafter)
+    untrained, trained = made.record.untrained, made.record.trained
+    context.log.info(
+        f"acceptance length: {untrained.mean:.2f} untrained, {trained.mean:.2f} trained on {trained.num_prompts} prompts"
+        f"{' (unchanged, reused)' if made.reused else ''}"
+    )
+    return dg.MaterializeResult(
+        value=made.record,
+        metadata={
+            "acceptance_length_trained": number(trained.mean),
+            "acceptance_length_untrained": number(untrained.mean),
+            "interval_low": number(trained.interval[0]),
+            "interval_high": number(trained.interval[1]),
+            "prompts": count(trained.num_prompts),
+            "lossless": trained.lossless and untrained.lossless,
+            "per_position": table(
+                ("drafted position", "accepted share"),
+                [(position, round(value, 4)) for position, value in enumerate(trained.per_position, start=1)],
+            ),
+            "reused": made.reused,
+        },
+    )

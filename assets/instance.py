@@ -1,0 +1,58 @@
+"""The Dagster instance under the storage folder, and what a killed process left behind in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import psutil
+
+from dflash_pipeline.store.layout import Storage
+
+INSTANCE_CONFIG = Path(__file__).resolve().parent.parent / "dagster.yaml"
+PROCESS_TAG = "dflash/process"
+"""Which process works on a run in-process: `pid@start`, since a pid alone is given out again."""
+
+
+def prepare_home(storage: Storage) -> Path:
+    """DAGSTER_HOME with our instance settings, absolute. Also set in this process' environment."""
+    home = storage.dagster_home
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(INSTANCE_CONFIG, home / "dagster.yaml")
+    os.environ["DAGSTER_HOME"] = str(home)
+    return home
+
+
+@contextmanager
+def open_instance(storage: Storage) -> Iterator[dg.DagsterInstance]:
+    prepare_home(storage)
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+def this_process() -> str:
+    return f"{os.getpid()}@{psutil.Process().create_time():.2f}"
+
+
+def settle_dead_runs(instance: dg.DagsterInstance) -> list[str]:
+    """Mark runs failed whose process was killed, and free what they held. Returns their ids."""
+    running = instance.get_runs(
+        dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING])
+    )
+    dead = [run for run in running if (tag := run.tags.get(PROCESS_TAG)) and not _is_alive(tag)]
+    for run in dead:
+        instance.report_run_failed(run, "the process that worked on this run was killed")
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    return [run.run_id for run in dead]
+
+
+def _is_alive(tag: str) -> bool:
+    pid, _, started = tag.partition("@")
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == started
+    except (psutil.NoSuchProcess, ValueError):
+        return False

@@ -1,0 +1,159 @@
+"""Group `batching`: from lengths to a sealed plan."""
+
+import dagster as dg
+
+from dflash_pipeline.assets.metadata import count, number, share, table
+from dflash_pipeline.assets.pools import WAREHOUSE
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.corpus import CorpusSnapshot, LengthStatistics
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import BucketBoundaries
+from dflash_pipeline.recipe import MAX_EPOCHS
+
+GROUP = "batching"
+
+EPOCHS = dg.StaticPartitionsDefinition([f"{epoch:03d}" for epoch in range(MAX_EPOCHS)])
+"""Always the same keys, so that no machine remembers another set; a run materialises those of its recipe."""
+
+
+def epoch_range_tags(num_epochs: int) -> dict[str, str]:
+    """Run tags that materialise epochs 0 … num_epochs - 1 together with everything unpartitioned."""
+    return {
+        "dagster/asset_partition_range_start": "000",
+        "dagster/asset_partition_range_end": f"{num_epochs - 1:03d}",
+    }
+
+
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE)
+def length_statistics(
+    context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], token_sequences: CorpusSnapshot
+) -> dg.MaterializeResult[LengthStatistics]:
+    """The exact histogram of training lengths, counted by SQL."""
+    from dflash_pipeline.assets.plots import length_histogram
+    from dflash_pipeline.stages.batching import make_statistics
+
+    statistics = make_statistics(workbench.storage, token_sequences)
+    context.log.info(
+        f"lengths: median {statistics.quantile(0.5)}, 95 % {statistics.quantile(0.95)}, longest {statistics.max_length}"
+    )
+    return dg.MaterializeResult(
+        value=statistics,
+        data_version=dg.DataVersion(statistics.snapshot),
+        metadata={
+            "samples": count(statistics.num_samples),
+            "tokens": count(statistics.num_tokens),
+            "mean_tokens": number(statistics.num_tokens / statistics.num_samples),
+            "median_tokens": count(statistics.quantile(0.5)),
+            "p95_tokens": count(statistics.quantile(0.95)),
+            "longest_tokens": count(statistics.max_length),
+            "supervised_share": share(statistics.supervised_fraction),
+            "histogram": length_histogram(statistics, ()),
+        },
+    )
+
+
+@dg.asset(group_name=GROUP, kinds={"numpy"}, pool=WAREHOUSE)
+def bucket_boundaries(
+    context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], length_statistics: LengthStatistics
+) -> dg.MaterializeResult[BucketBoundaries]:
+    """Bucket boundaries that waste the least padding: the exact optimum over unique lengths."""
+    from dflash_pipeline.assets.plots import length_histogram
+    from dflash_pipeline.stages.batching import make_boundaries
+
+    record = make_boundaries(workbench.recipe, workbench.storage, length_statistics)
+    context.log.info(f"boundaries: {[0, *record.boundaries]}")
+    return dg.MaterializeResult(
+        value=record,
+        data_version=dg.DataVersion(f"{record.snapshot}:{record.boundaries}"),
+        metadata={
+            "boundaries": str([0, *record.boundaries]),
+            "buckets": count(len(record.boundaries)),
+            "efficiency_if_padded_to_boundary": share(record.padding_efficiency),
+            "histogram": length_histogram(length_statistics, record.boundaries),
+        },
+    )
+
+
+@dg.asset(
+    group_name=GROUP,
+    kinds={"parquet"},
+    partitions_def=EPOCHS,
+    backfill_policy=dg.BackfillPolicy.single_run(),
+    pool=WAREHOUSE,
+)
+def epoch_manifest(
+    context: dg.AssetExecutionContext,
+    workbench: dg.ResourceParam[Workbench],
+    token_sequences: CorpusSnapshot,
+    bucket_boundaries: BucketBoundaries,
+) -> dg.MaterializeResult:
+    """Every micro-batch of every step of an epoch, decided before the epoch starts; one Parquet file an epoch.
+
+    Each sample exactly once or listed as dropped; every step full; no budget exceeded.
+    """
+    from dflash_pipeline.stages.batching import PlannedEpoch, make_epochs
+
+    def tell(planned: PlannedEpoch) -> None:
+        summary = planned.summary
+        context.log.info(
+            f"epoch {summary.epoch}: {summary.num_steps} steps, padding efficiency {summary.padding_efficiency:.3f}"
+            f"{' (unchanged, reused)' if planned.reused else ''}"
+        )
+        context.add_asset_metadata(
+            partition_key=f"{summary.epoch:03d}",
+            metadata={
+                "steps": count(summary.num_steps),
+                "micro_batches": count(summary.num_micro_batches),
+                "fillers": count(summary.num_fillers),
+                "dropped_samples": count(summary.num_dropped),
+                "real_tokens": count(summary.real_tokens),
+                "padded_tokens": count(summary.padded_tokens),
+                "padding_efficiency": share(summary.padding_efficiency),
+                "digest": summary.digest,
+                "reused": planned.reused,
+            },
+        )
+
+    epochs = [int(key) for key in context.partition_keys]
+    make_epochs(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries, epochs, tell=tell)
+    return dg.MaterializeResult()
+
+
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, deps=[epoch_manifest], pool=WAREHOUSE)
+def run_plan(
+    context: dg.AssetExecutionContext,
+    workbench: dg.ResourceParam[Workbench],
+    token_sequences: CorpusSnapshot,
+    bucket_boundaries: BucketBoundaries,
+) -> dg.MaterializeResult[RunPlan]:
+    """The totals over all epochs, sealed before step 0: the learning-rate horizon and the length of the run are facts."""
+    from dflash_pipeline.stages.batching import make_plan
+
+    made = make_plan(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries)
+    plan = made.record
+    context.log.info(f"plan {plan.fingerprint}: {plan.total_steps:,} steps in {plan.num_epochs} epochs")
+    return dg.MaterializeResult(
+        value=plan,
+        data_version=dg.DataVersion(plan.fingerprint),
+        metadata={
+            "plan": plan.fingerprint,
+            "epochs": count(plan.num_epochs),
+            "total_steps": count(plan.total_steps),
+            "total_padded_tokens": count(sum(e.padded_tokens for e in plan.epochs)),
+            "epoch_table": table(
+                ("epoch", "steps", "micro_batches", "fillers", "dropped", "padding_efficiency"),
+                [
+                    (
+                        e.epoch,
+                        e.num_steps,
+                        e.num_micro_batches,
+                        e.num_fillers,
+                        e.num_dropped,
+                        round(e.padding_efficiency, 4),
+                    )
+                    for e in plan.epochs
+                ],
+            ),
+            "reused": made.reused,
+        },
+    )

@@ -1,0 +1,154 @@
+"""`dflash run`: the whole chain as one Dagster run in this process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TypeVar
+
+import dagster as dg
+
+from dflash_pipeline.assets.catalogue import definitions_for
+from dflash_pipeline.assets.instance import PROCESS_TAG, open_instance, settle_dead_runs, this_process
+from dflash_pipeline.assets.plan import epoch_range_tags
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.conversation import Ingestion
+from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.errors import DflashError, Failed
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import BucketBoundaries, ExportedDrafter, TrainedDrafter
+from dflash_pipeline.store.records import load_record
+
+Record = TypeVar("Record")
+
+UP_TO_PLAN = (
+    "conversations",
+    "target_responses",
+    "token_sequences",
+    "length_statistics",
+    "bucket_boundaries",
+    "epoch_manifest",
+    "run_plan",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeRun:
+    """What one run of the chain made or reused."""
+
+    workbench: Workbench
+    dagster_run_id: str
+    reused: tuple[str, ...]
+    """Assets that found everything as it was."""
+    seconds: float
+
+
+def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> WholeRun:
+    """Materialise every asset (with `dry_run`: everything before training) and wait for the end."""
+    began = time.monotonic()
+    job = definitions_for(workbench).resolve_job_def("whole_chain")
+    config: dict[str, object] = {"loggers": {"terminal": {"config": {"log_level": "INFO"}}}}
+    if not dry_run:
+        config["ops"] = {"trained_drafter": {"config": {"fresh": fresh}}}
+    with open_instance(workbench.storage) as instance:
+        settle_dead_runs(instance)
+        try:
+            result = job.execute_in_process(
+                instance=instance,
+                run_config=config,
+                tags={**epoch_range_tags(workbench.recipe.batching.epochs), PROCESS_TAG: this_process()},
+                asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if dry_run else None,
+            )
+        except dg.DagsterExecutionStepExecutionError as error:
+            raise _failure(error) from error
+        except dg.DagsterError as error:
+            raise Failed(str(error), where="dagster run", fix="look at the run's page: `dflash ui`") from error
+    return WholeRun(
+        workbench=workbench,
+        dagster_run_id=result.run_id,
+        reused=_reused(result),
+        seconds=time.monotonic() - began,
+    )
+
+
+def facts(run: WholeRun, *, dry_run: bool) -> dict[str, object]:
+    """The run in the form that scripts read; everything comes from the records that the stages left."""
+    found = _Records(run.workbench)
+    ingestion = found.load("conversations", Ingestion)
+    snapshot = found.load("token_sequences", CorpusSnapshot)
+    boundaries = found.load("bucket_boundaries", BucketBoundaries)
+    plan = found.load("run_plan", RunPlan)
+    planned: dict[str, object] = {
+        "rows": {
+            "accepted": ingestion.accepted,
+            "rejected": ingestion.rejected,
+            "exact_duplicates": ingestion.exact_duplicates,
+        },
+        "tokens": {"all": snapshot.num_tokens, "supervised": snapshot.num_supervised_tokens},
+        "snapshot": snapshot.fingerprint,
+        "boundaries": [0, *boundaries.boundaries],
+        "plan": plan.fingerprint,
+        "total_steps": plan.total_steps,
+        "epochs": [
+            {"epoch": e.epoch, "num_steps": e.num_steps, "padding_efficiency": e.padding_efficiency} for e in plan.epochs
+        ],
+        "reused": list(run.reused),
+        "dagster_run_id": run.dagster_run_id,
+        "seconds": run.seconds,
+        "target_dir": str(run.workbench.recipe.target.path),
+    }
+    return planned if dry_run else planned | _trained_facts(found)
+
+
+def _trained_facts(found: _Records) -> dict[str, object]:
+    from dflash_pipeline.stages.evaluation import AcceptanceComparison
+
+    trained = found.load("trained_drafter", TrainedDrafter)
+    exported = found.load("exported_drafter", ExportedDrafter)
+    report = found.load("acceptance_report", AcceptanceComparison)
+    return {
+        "run": trained.run,
+        "loss": {"first": trained.first_loss, "last": trained.last_loss},
+        "loss_spikes": trained.num_spikes,
+        "tokens_per_second": {
+            "useful": trained.useful_tokens_per_second,
+            "padded": trained.padded_tokens_per_second,
+        },
+        "acceptance": {
+            "untrained": report.untrained.mean,
+            "trained": report.trained.mean,
+            "interval": list(report.trained.interval),
+            "num_prompts": report.trained.num_prompts,
+            "lossless": report.trained.lossless and report.untrained.lossless,
+        },
+        "export_dir": exported.export_dir,
+        "run_dir": trained.run_dir,
+        "mlflow_run_id": trained.mlflow_run_id,
+    }
+
+
+class _Records:
+    def __init__(self, workbench: Workbench) -> None:
+        self.workbench = workbench
+
+    def load(self, asset: str, kind: type[Record]) -> Record:
+        return load_record(self.workbench.storage.record(self.workbench.recipe.name, asset), kind)
+
+
+def _failure(error: BaseException) -> Exception:
+    """The stage's own error, out of the wrappers that Dagster put round it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, DflashError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return Failed(str(error), where="dagster run", fix="run again with --debug, or look at the run's page: `dflash ui`")
+
+
+def _reused(result: dg.ExecuteInProcessResult) -> tuple[str, ...]:
+    made: dict[str, list[bool]] = {}
+    for event in result.get_asset_materialization_events():
+        materialization = event.asset_materialization
+        if materialization and (flag := materialization.metadata.get("reused")) is not None:
+            made.setdefault(materialization.asset_key.to_user_string(), []).append(bool(flag.value))
+    return tuple(name for name, flags in made.items() if all(flags))

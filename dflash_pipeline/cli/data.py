@@ -1,0 +1,130 @@
+"""`dflash ingest`, `rejected`, `show-sample`: what became of one's rows."""
+
+from __future__ import annotations
+
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dflash_pipeline.cli.options import Debug, Json, StorageDir
+from dflash_pipeline.cli.output import answering
+from dflash_pipeline.cli.quiet import quiet_libraries
+
+
+def register(app: typer.Typer) -> None:
+    app.command("ingest")(ingest)
+    app.command("rejected")(rejected)
+    app.command("show-sample")(show_sample)
+
+
+def ingest(
+    source: Annotated[list[Path], typer.Option("--source", help="A file of conversations. May be repeated.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer folder, or the target's own folder.")],
+    chat_template: Annotated[Path | None, typer.Option("--chat-template", help="A Jinja file to use instead.")] = None,
+    mapping: Annotated[str, typer.Option("--map", help="Fields that hold turns: question=user,answer=assistant")] = "",
+    supervise: Annotated[str, typer.Option("--supervise", help="all assistant turns, or the last one")] = "all",
+    max_length: Annotated[int, typer.Option("--max-length", min=2)] = 8192,
+    overlong: Annotated[str, typer.Option("--overlong", help="truncate or drop")] = "truncate",
+    max_row_bytes: Annotated[int, typer.Option("--max-row-bytes", min=1)] = 64 * 2**20,
+    storage: StorageDir = Path("storage"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Rows to a snapshot, outside Dagster: dflash ingest --source chats.jsonl --tokenizer DIR"""
+    quiet_libraries()
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.stages.ingest_files import IngestRequest, ingest_files
+
+        request = IngestRequest(
+            sources=tuple(source),
+            tokenizer=tokenizer,
+            chat_template=chat_template,
+            mapping=_mapping(mapping),
+            supervise=_one_of("--supervise", supervise, ("all", "last")),
+            max_length=max_length,
+            overlong=_one_of("--overlong", overlong, ("truncate", "drop")),
+            max_row_bytes=max_row_bytes,
+        )
+        found = ingest_files(request, storage, known=answer.known)
+        answer.say(found, lambda: _show_ingested(found))
+
+
+def rejected(storage: StorageDir = Path("storage"), as_json: Json = False, debug: Debug = False) -> None:
+    """The rejected rows of the newest ingestion: dflash rejected --json"""
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.store.layout import open_storage
+        from dflash_pipeline.store.warehouse import Warehouse
+
+        rows = [
+            {
+                "file": r.file,
+                "line": r.line,
+                "byte_offset": r.byte_offset,
+                "id": r.conversation_id,
+                "reason": r.reason,
+                "excerpt": r.excerpt,
+            }
+            for r in Warehouse(open_storage(storage).warehouse).rejected_rows()
+        ]
+        answer.say(rows, lambda: _show_rejected(rows))
+
+
+def show_sample(
+    conversation_id: Annotated[str, typer.Argument(metavar="ID", help="A conversation id.")],
+    storage: StorageDir = Path("storage"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """One sample as the model sees it: dflash show-sample some-id"""
+    quiet_libraries()
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.stages.ingest_files import sample_facts
+
+        found = sample_facts(conversation_id, storage)
+        answer.say(found, lambda: _show_sample(found))
+
+
+def _mapping(text: str) -> dict[str, str]:
+    from dflash_pipeline.contracts.errors import Refused
+
+    mapping = {}
+    for pair in filter(None, text.split(",")):
+        field, sign, role = pair.partition("=")
+        if not sign or role not in ("system", "user", "assistant"):
+            raise Refused(f"{pair!r} is not FIELD=ROLE", where="--map", fix="write for example question=user,answer=assistant")
+        mapping[role] = field
+    return mapping
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, str]) -> Any:
+    from dflash_pipeline.contracts.errors import Refused
+
+    if value not in allowed:
+        raise Refused(f"{value!r}", where=option, fix=f"use {' or '.join(allowed)}")
+    return value
+
+
+def _show_ingested(found: dict[str, Any]) -> None:
+    print(
+        f"{found['accepted']:,} accepted, {found['rejected']:,} rejected, {found['exact_duplicates']:,} exact duplicates; "
+        f"{found['num_tokens']:,} tokens, {found['num_supervised_tokens']:,} supervised; snapshot {found['snapshot']}"
+    )
+    for reason, number in found["by_reason"].items():
+        print(f"  {number:,} {reason}")
+
+
+def _show_rejected(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        print(f"{row['file']}:{row['line']} (byte {row['byte_offset']}) {row['reason']}: {row['excerpt']}")
+    print(f"{len(rows):,} rejected rows")
+
+
+def _show_sample(found: dict[str, Any]) -> None:
+    print(f"{found['num_tokens']:,} tokens, {found['num_supervised_tokens']:,} supervised")
+    print(found["text"])
+    print("--- supervised ---")
+    print(found["supervised_text"])
+
+

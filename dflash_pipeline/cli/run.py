@@ -1,0 +1,111 @@
+"""`dflash run` and `dflash train`: the whole chain, and the training op alone."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath
+from dflash_pipeline.cli.output import answering
+from dflash_pipeline.cli.quiet import quiet_libraries
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+    app.command("train")(train)
+
+
+def run(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop before training: data, boundaries and plan.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again instead of resuming or reusing the run.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Materialise the whole chain in one Dagster run: dflash run recipes/demo.yaml
+
+    What exists and is unchanged is reused; what was interrupted goes on where it stopped.
+    """
+    quiet_libraries()
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.assets.resources import Workbench
+        from dflash_pipeline.assets.whole_run import facts, run_whole_chain
+        from dflash_pipeline.recipe import load_recipe
+        from dflash_pipeline.store.layout import open_storage
+
+        loaded = load_recipe(recipe, overrides or [])
+        workbench = Workbench(recipe=loaded, storage=open_storage(loaded.storage))
+        finished = run_whole_chain(workbench, fresh=fresh, dry_run=dry_run)
+        found = facts(finished, dry_run=dry_run)
+        answer.say(found, lambda: _show(found, ui=f"dflash ui {recipe}"))
+
+
+def train(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again instead of resuming or reusing the run.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """The training op without Dagster, on the newest plan of a recipe: dflash train recipes/demo.yaml
+
+    The plan must exist (`dflash run RECIPE --dry-run` makes it). Prints the torchrun line it uses.
+    """
+    quiet_libraries()
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dataclasses import asdict
+
+        from dflash_pipeline.stages.training_alone import train_alone
+
+        made, line = train_alone(recipe, overrides or [], fresh=fresh)
+        print(" ".join(line), file=sys.stderr)
+        answer.say(asdict(made.record) | {"reused": made.reused}, lambda: _show_trained(asdict(made.record)))
+
+
+def _show(found: dict[str, Any], *, ui: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title="What this run made", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = found["rows"]
+    table.add_row(
+        "rows", f"{rows['accepted']:,} accepted, {rows['rejected']:,} rejected, {rows['exact_duplicates']:,} duplicates"
+    )
+    table.add_row("tokens", f"{found['tokens']['all']:,}, of which {found['tokens']['supervised']:,} supervised")
+    table.add_row("boundaries", str(found["boundaries"]))
+    for epoch in found["epochs"]:
+        table.add_row(
+            f"epoch {epoch['epoch']}",
+            f"{epoch['num_steps']:,} steps, padding efficiency {epoch['padding_efficiency']:.3f}",
+        )
+    table.add_row("plan", f"{found['plan']}: {found['total_steps']:,} steps")
+    if "acceptance" in found:
+        _add_trained(table, found)
+    table.add_row("reused", ", ".join(found["reused"]) or "nothing")
+    table.add_row("time", f"{found['seconds']:.0f} s")
+    console.print(table)
+    console.print(f"The pages (Dagster and MLflow): {ui}")
+
+
+def _add_trained(table: Any, found: dict[str, Any]) -> None:
+    speed, acceptance = found["tokens_per_second"], found["acceptance"]
+    table.add_row("loss", f"{found['loss']['first']:.3f} at the first step, {found['loss']['last']:.3f} at the last")
+    table.add_row("throughput", f"{speed['useful']:,.0f} useful tokens/s ({speed['padded']:,.0f} padded)")
+    table.add_row(
+        "acceptance length",
+        f"{acceptance['untrained']:.2f} before training, {acceptance['trained']:.2f} after "
+        f"(95 %: {acceptance['interval'][0]:.2f} to {acceptance['interval'][1]:.2f}, "
+        f"{acceptance['num_prompts']} held-out prompts, "
+        f"{'output equals' if acceptance['lossless'] else 'OUTPUT DIFFERS FROM'} the target's own)",
+    )
+    table.add_row("drafter", found["export_dir"])
+
+
+def _show_trained(trained: dict[str, Any]) -> None:
+    print(f"run {trained['run']}: loss {trained['first_loss']:.3f} to {trained['last_loss']:.3f}, {trained['run_dir']}")
