@@ -59,6 +59,8 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> Whol
                 tags={**epoch_range_tags(workbench.recipe.batching.epochs), PROCESS_TAG: this_process()},
                 asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if dry_run else None,
             )
+        except dg.DagsterExecutionInterruptedError:
+            raise KeyboardInterrupt from None
         except dg.DagsterExecutionStepExecutionError as error:
             raise _failure(error) from error
         except dg.DagsterError as error:
@@ -148,7 +150,7 @@ def _failure(error: BaseException) -> Exception:
 def _reused(result: dg.ExecuteInProcessResult) -> tuple[str, ...]:
     made: dict[str, list[bool]] = {}
     for event in result.get_asset_materialization_events():
-        materialization = event.asset_materialization
-        if materialization and (flag := materialization.metadata.get("reused")) is not None:
+        materialization = event.step_materialization_data.materialization
+        if (flag := materialization.metadata.get("reused")) is not None:
             made.setdefault(materialization.asset_key.to_user_string(), []).append(bool(flag.value))
     return tuple(name for name, flags in made.items() if all(flags))

@@ -42,6 +42,7 @@ class Data(Section):
     overlong: Literal["truncate", "drop"] = Field(
         "truncate", description="What happens to a longer sample at tokenisation."
     )
+    supervise: Literal["all", "last"] = Field("all", description="Which assistant turns carry the loss.")
 
 
 class Target(Section):

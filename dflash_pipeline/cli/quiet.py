@@ -12,6 +12,6 @@ def quiet_libraries() -> None:
     os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=UserWarning)
-    warnings.filterwarnings("ignore", message=".*currently in beta.*")
+    warnings.filterwarnings("ignore", message=".*is currently in (beta|preview).*")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -32,6 +32,8 @@ class CorpusSnapshot:
     num_validation_samples: int
     num_tokens: int
     num_supervised_tokens: int
+    dropped: tuple[tuple[str, int], ...]
+    """Conversations that gave no sample: reasons, and how many each."""
     shards: tuple[str, ...]
     """File names inside the snapshot's folder, in order of sample id."""
 

@@ -34,7 +34,9 @@ class PromptResult:
     def __post_init__(self) -> None:
         if len(self.histogram) < 2 or min(self.histogram) < 0:
             raise ContractBroken(
-                f"histogram {list(self.histogram)}", where="acceptance", fix="give a count for each length up to the block size"
+                f"histogram {list(self.histogram)}",
+                where="acceptance",
+                fix="give a count for each length up to the block size",
             )
 
     @property

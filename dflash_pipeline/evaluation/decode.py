@@ -23,8 +23,8 @@ class Decoded:
     tokens: tuple[int, ...]
     """New tokens; a stop token is the last."""
     accepted: tuple[int, ...]
-    """Acceptance length of each round: drafted tokens kept + the target's own, 1 to block size. The last round counts
-    in full even where the answer ends inside it."""
+    """Acceptance length of each round: drafted tokens kept + the target's own, 1 to block size. Tokens after the end of
+    the answer are not counted, so all rounds together gave every token but the first."""
 
 
 def greedy_decode(
@@ -42,9 +42,14 @@ def greedy_decode(
 
 @torch.no_grad()
 def draft_and_verify(
-    target: FrozenTarget, drafter: Drafter, prompt_ids: Sequence[int], *, max_new_tokens: int, stop_ids: AbstractSet[int]
+    target: FrozenTarget,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    stop_ids: AbstractSet[int],
 ) -> Decoded:
-    """Speculative decoding: each round drafts a block, verifies it in one pass and keeps the prefix the target agrees to."""
+    """Speculative decoding: each round drafts a block, verifies it in one pass, keeps what the target agrees to."""
     _check_pair(target, drafter)
     config = drafter.config
     cache, context = target.new_cache(), DrafterCache()
@@ -52,7 +57,7 @@ def draft_and_verify(
     tokens = [int(logits[-1].argmax())]
     verified = len(prompt_ids)
     accepted: list[int] = []
-    while len(tokens) < max_new_tokens and stop_ids.isdisjoint(tokens):
+    while len(tokens) < max_new_tokens and tokens[-1] not in stop_ids:
         block_K = torch.full((config.block_size,), config.mask_token_id, device=target.device)
         block_K[0] = tokens[-1]
         hidden_KH = drafter.draft(features_SF, target.embed(block_K), context)
@@ -62,12 +67,13 @@ def draft_and_verify(
         answers_K = logits.argmax(-1)
         agreed = int((block_K[1:] == answers_K[:-1]).long().cumprod(0).sum())
 
-        tokens += answers_K[: agreed + 1].tolist()
-        accepted.append(agreed + 1)
+        given = _until_stop(answers_K[: agreed + 1].tolist()[: max_new_tokens - len(tokens)], stop_ids)
+        tokens += given
+        accepted.append(len(given))
         verified += agreed + 1
         cut_back(cache, verified)
         features_SF = features_KF[: agreed + 1]
-    return Decoded(tokens=_until_stop(tokens[:max_new_tokens], stop_ids), accepted=tuple(accepted))
+    return Decoded(tokens=tuple(tokens), accepted=tuple(accepted))
 
 
 def _prompt(target: FrozenTarget, prompt_ids: Sequence[int]) -> torch.Tensor:
@@ -77,16 +83,17 @@ def _prompt(target: FrozenTarget, prompt_ids: Sequence[int]) -> torch.Tensor:
 
 
 def _check_pair(target: FrozenTarget, drafter: Drafter) -> None:
-    if target.tap_layer_ids != drafter.config.tap_layer_ids:
+    tapped, read = target.tap_layer_ids, drafter.config.tap_layer_ids
+    if tapped != read:
         raise Refused(
-            f"the target is tapped at {list(target.tap_layer_ids)}, the drafter reads {list(drafter.config.tap_layer_ids)}",
+            f"the target is tapped at {list(tapped)}, the drafter reads {list(read)}",
             where="decoding",
             fix="load the target with the drafter's tap_layer_ids",
         )
 
 
-def _until_stop(tokens: list[int], stop_ids: AbstractSet[int]) -> tuple[int, ...]:
+def _until_stop(tokens: list[int], stop_ids: AbstractSet[int]) -> list[int]:
     for index, token in enumerate(tokens):
         if token in stop_ids:
-            return tuple(tokens[: index + 1])
-    return tuple(tokens)
+            return tokens[: index + 1]
+    return tokens

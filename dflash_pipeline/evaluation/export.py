@@ -22,8 +22,10 @@ from dflash_pipeline.store.files import new_folder
 WEIGHTS = "model.safetensors"
 
 
-def export_drafter(config: DrafterConfig, state: Mapping[str, Tensor], *, target_dir: Path, out: Path, card: str) -> None:
-    """Write model.safetensors, config.json, the target's tokenizer and a model card; `out` appears whole or not at all."""
+def export_drafter(
+    config: DrafterConfig, state: Mapping[str, Tensor], *, target_dir: Path, out: Path, card: str
+) -> None:
+    """Write weights, config.json, the target's tokenizer and a model card; `out` appears whole or not at all."""
     dtype = check_tensors(config, state, where=str(out))
     with new_folder(out, act="export") as folder:
         tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
@@ -37,7 +39,7 @@ def export_drafter(config: DrafterConfig, state: Mapping[str, Tensor], *, target
 
 
 def load_drafter(folder: Path) -> Drafter:
-    """Read a drafter back, on the CPU and in its own type. Loaders elsewhere leave a missing tensor random; this refuses."""
+    """Read a drafter back, on the CPU and in its own type. Others leave a missing tensor random; this refuses."""
     config = read_config(folder)
     state = read_tensors(folder)
     check_tensors(config, state, where=str(folder / WEIGHTS))

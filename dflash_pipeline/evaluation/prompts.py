@@ -50,9 +50,10 @@ def _messages(line: str, *, where: str) -> tuple[Message, ...]:
         raise Refused("not an object", where=where, fix=_FORMS)
     if isinstance(row.get("messages"), list):
         return _before_the_answer([_message(item, where=where) for item in row["messages"]], where=where)
-    turns = row.get("turns")
     # Later turns of a dialogue would need the answers to earlier ones: the first alone is a prompt.
-    text = next((row[key] for key in ("question", "prompt") if key in row), turns[0] if isinstance(turns, list) and turns else None)
+    turns = row.get("turns")
+    first = turns[0] if isinstance(turns, list) and turns else None
+    text = row.get("question", row.get("prompt", first))
     if not isinstance(text, str) or not text:
         raise Refused("no prompt in this row", where=where, fix=_FORMS)
     return (Message(role="user", content=text),)

@@ -64,7 +64,8 @@ def _config(folder: Path, _target_dir: Path) -> str:
         raise Failed(
             f"config.json lacks or changes {', '.join(differing)}", where=str(folder), fix="export the drafter again"
         )
-    return f"complete, taps {list(config.tap_layer_ids)} of {config.num_target_layers} layers, block size {config.block_size}"
+    taps = f"taps {list(config.tap_layer_ids)} of {config.num_target_layers} layers"
+    return f"complete, {taps}, block size {config.block_size}"
 
 
 def _tensors(folder: Path, _target_dir: Path) -> str:
@@ -72,23 +73,21 @@ def _tensors(folder: Path, _target_dir: Path) -> str:
     dtype = check_tensors(read_config(folder), state, where=str(folder))
     declared = read_config_json(folder).get("dtype")
     if f"torch.{declared}" != str(dtype):
-        raise Failed(f"tensors are {dtype}, config.json says {declared}", where=str(folder), fix="export the drafter again")
+        raise Failed(f"tensors are {dtype}, config.json says {declared}", where=str(folder), fix="export it again")
     broken = sorted(name for name, tensor in state.items() if not bool(tensor.isfinite().all()))
     if broken:
-        raise Failed(
-            f"not finite: {', '.join(broken[:4])}", where=str(folder), fix="export from a checkpoint before the loss broke"
-        )
+        raise Failed(f"not finite: {', '.join(broken[:4])}", where=str(folder), fix="export from an earlier checkpoint")
     return f"{len(state)} tensors with the names and shapes that the config implies"
 
 
 def _tokenizer(folder: Path, target_dir: Path) -> str:
     names = [name for name in TOKENIZER_FILES if (target_dir / name).is_file()]
-    differing = [
-        name for name in names if not (folder / name).is_file() or file_sha256(folder / name) != file_sha256(target_dir / name)
-    ]
+    differing = [name for name in names if not _same_file(folder / name, target_dir / name)]
     if differing:
         raise Failed(
-            f"{', '.join(differing)} differ from the target's", where=str(folder), fix="export with the target it is for"
+            f"{', '.join(differing)} differ from the target's",
+            where=str(folder),
+            fix="export with the target it is for",
         )
     return f"{len(names)} files equal the target's"
 
@@ -113,10 +112,16 @@ def _decoding(folder: Path, target_dir: Path) -> str:
         decoded = draft_and_verify(target, drafter, prompt, max_new_tokens=_NEW_TOKENS, stop_ids=frozenset())
         if decoded.tokens != tuple(alone):
             raise Failed(
-                f"prompt {number} decodes to other tokens with the drafter", where=str(folder), fix="report it: this must not be"
+                f"prompt {number} decodes to other tokens with the drafter",
+                where=str(folder),
+                fix="report it: verification must never change what the target says",
             )
         rounds += decoded.accepted
     return f"{_NUM_PROMPTS} prompts of arbitrary tokens decode as without it, acceptance length {np.mean(rounds):.2f}"
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.is_file() and file_sha256(one) == file_sha256(other)
 
 
 def _prompt_ids(number: int, *, vocab_size: int) -> NDArray[np.int64]:

@@ -10,10 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Span = tuple[int, int]
 Kind = Literal["body", "reasoning", "call"]
+Grip = Literal["whole", "stripped", "split"]
+"""How texts are wrapped: as they are, for templates that print them so; without outer white space, for those that
+strip; and apart at thinking tags, for those that move or drop thoughts. Tried in this order, the most exact first."""
+
 Messages = list[dict[str, Any]]
 
 _THINK_TAG = re.compile(r"(</?think>)")
@@ -56,11 +60,9 @@ def find_spans(
     alphabet = next((a for a in _ALPHABETS if not any(mark in plain for mark in a)), None)
     if alphabet is None:
         return None
-    # Whole texts first: exact wherever the template prints them as they are. Then without outer white space and
-    # apart at thinking tags, for templates that strip or split.
-    for whole in (True, False):
-        marker = _Marker(alphabet)
-        marked = render([marker.message(i, m, whole=whole) for i, m in enumerate(messages)])
+    for grip in get_args(Grip):
+        marker = _Marker(alphabet, grip)
+        marked = render([marker.message(i, message) for i, message in enumerate(messages)])
         pieces = marker.found_in(marked, plain)
         if pieces is not None:
             return _spans(pieces, plain, form, cut)
@@ -70,20 +72,21 @@ def find_spans(
 class _Marker:
     """Wraps pieces in numbered marks, and finds them again."""
 
-    def __init__(self, alphabet: Sequence[str]) -> None:
+    def __init__(self, alphabet: Sequence[str], grip: Grip) -> None:
         self._begin, self._end, self._close = alphabet
+        self._grip = grip
         self._pieces: list[Piece] = []
 
-    def message(self, index: int, message: dict[str, Any], *, whole: bool) -> dict[str, Any]:
+    def message(self, index: int, message: dict[str, Any]) -> dict[str, Any]:
         if message["role"] != "assistant":
             return message
         marked = dict(message)
         if message.get("reasoning_content"):
-            marked["reasoning_content"] = self._text(index, "reasoning", message["reasoning_content"], whole=whole)
-        if whole:
-            marked["content"] = self._text(index, "body", message["content"], whole=True)
-        else:
+            marked["reasoning_content"] = self._text(index, "reasoning", message["reasoning_content"])
+        if self._grip == "split":
             marked["content"] = self._parts(index, message["content"])
+        else:
+            marked["content"] = self._text(index, "body", message["content"])
         if "tool_calls" in message:
             marked["tool_calls"] = [self._call(index, call) for call in message["tool_calls"]]
         return marked
@@ -92,11 +95,11 @@ class _Marker:
         parts = _THINK_TAG.split(content)
         for at in range(0, len(parts), 2):
             kind: Kind = "reasoning" if parts[at + 1 : at + 2] == ["</think>"] else "body"
-            parts[at] = self._text(index, kind, parts[at], whole=False)
+            parts[at] = self._text(index, kind, parts[at])
         return "".join(parts)
 
-    def _text(self, index: int, kind: Kind, text: str, *, whole: bool) -> str:
-        core = text if whole else text.strip()
+    def _text(self, index: int, kind: Kind, text: str) -> str:
+        core = text if self._grip == "whole" else text.strip()
         # An empty text stays empty: templates ask whether there is one.
         if not core:
             return text

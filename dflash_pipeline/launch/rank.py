@@ -38,6 +38,8 @@ from dflash_pipeline.training.tracker import EndStatus, NullTracker, Params, Tra
 
 STOPPED = 143
 GRACE_SECONDS = 25.0
+END_WAIT_SECONDS = 30.0
+"""A first connection to a new SQLite store takes several seconds, which a short run may not have had."""
 
 logger = logging.getLogger("dflash_pipeline.launch.rank")
 
@@ -76,6 +78,10 @@ class Trackers:
         for tracker in self.trackers:
             tracker.spike(record)
 
+    def sync(self) -> None:
+        for tracker in self.trackers:
+            tracker.sync()
+
     def end(self, status: EndStatus) -> None:
         for tracker in self.trackers:
             tracker.end(status)
@@ -104,6 +110,9 @@ class PipesLog:
             f"loss spike at step {record.global_step} (epoch {record.epoch} step {record.step}): "
             f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
         )
+
+    def sync(self) -> None:
+        pass
 
     def end(self, status: EndStatus) -> None:
         self.pipes.log.info(f"training {status}")
@@ -195,6 +204,9 @@ class RunBook:
     def spike(self, record: SpikeRecord) -> None:
         pass
 
+    def sync(self) -> None:
+        pass
+
     def end(self, status: EndStatus) -> None:
         ended: dict[EndStatus, AttemptStatus] = {"finished": "finished", "failed": "failed", "killed": "stopped"}
         self.attempt = replace(self.attempt, status=ended[status])
@@ -225,6 +237,7 @@ def _trackers(config: LaunchConfig, record: RunRecord, attempt: Attempt, stack: 
         artifact_location=config.artifact_location,
         run_id=record.mlflow_run_id,
         run_name=f"{config.experiment}-{Path(config.run_dir).name}",
+        end_wait_seconds=END_WAIT_SECONDS,
         tags={"dflash.run": config.run, "dflash.run_dir": config.run_dir},
     )
     trackers: list[Tracker] = [EventLog(Path(config.run_dir) / "events.jsonl"), mlflow]

@@ -44,7 +44,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # In bfloat16 they would be off by 0.4 %: fine at position 10, another rotation altogether at 1,000.
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.inv_freq = self._frequencies().to(self.inv_freq.device)
         return self
 
@@ -91,7 +91,8 @@ class Attention(nn.Module):
     def attend(self, q_RNQD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, mask: Tensor | None) -> Tensor:
         """[R, Q, H]"""
         mixed = functional.scaled_dot_product_attention(q_RNQD, k_RGTD, v_RGTD, attn_mask=mask, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out
 
     def attend_in_pieces(
         self, q_RNQD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, pieces: Sequence[Piece], *, kind: str, context_length: int

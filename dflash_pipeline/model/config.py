@@ -12,6 +12,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+_POSITIVE = (
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "vocab_size",
+    "rms_norm_eps",
+    "rope_theta",
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +64,10 @@ class DrafterConfig:
         self._check_layers()
 
     def _check_sizes(self) -> None:
-        sizes = ("hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "vocab_size")
-        for name in (*sizes, "rms_norm_eps", "rope_theta", "max_position_embeddings"):
-            if not getattr(self, name) > 0:
-                raise ContractBroken(f"{name} {getattr(self, name)}", where=f"drafter.{name}", fix="use a positive number")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not value > 0:
+                raise ContractBroken(f"{name} {value}", where=f"drafter.{name}", fix="use a positive number")
         if self.block_size < 2:
             raise ContractBroken(
                 f"block size {self.block_size} drafts nothing", where="drafter.block_size", fix="use at least 2"
@@ -75,7 +87,9 @@ class DrafterConfig:
         taps = self.tap_layer_ids
         if not taps or any(b <= a for a, b in pairwise(taps)):
             raise ContractBroken(
-                f"tap layers {list(taps)}", where="drafter.tap_layer_ids", fix="give layer numbers, ascending without repeats"
+                f"tap layers {list(taps)}",
+                where="drafter.tap_layer_ids",
+                fix="give layer numbers, ascending without repeats",
             )
         # The output of the last layer reaches us normalised in some targets and raw in others.
         if taps[0] < 0 or taps[-1] > self.num_target_layers - 2:
@@ -117,7 +131,7 @@ def default_tap_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int,
 
 
 def default_mask_token_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
-    """The tokenizer's mask token, otherwise the first embedding row that no token uses. Never padding or an end mark."""
+    """The tokenizer's mask token, otherwise the first embedding row no token uses. Never padding or an end mark."""
     mask = tokenizer.mask_token_id
     if mask is not None and mask < vocab_size:
         return int(mask)
@@ -143,6 +157,7 @@ def drafter_config(
     """The drafter of a target: its width, heads, rotary base and vocabulary; `None` follows the target or the rule."""
     text = target_config.get_text_config(decoder=True)
     heads = text.num_attention_heads
+    taps = default_tap_layer_ids(text.num_hidden_layers, num_layers) if tap_layer_ids is None else tap_layer_ids
     return DrafterConfig(
         hidden_size=text.hidden_size,
         intermediate_size=text.intermediate_size if intermediate_size is None else intermediate_size,
@@ -155,7 +170,7 @@ def drafter_config(
         rope_theta=_target_rope_theta(text),
         max_position_embeddings=text.max_position_embeddings,
         block_size=block_size,
-        tap_layer_ids=default_tap_layer_ids(text.num_hidden_layers, num_layers) if tap_layer_ids is None else tap_layer_ids,
+        tap_layer_ids=taps,
         mask_token_id=mask_token_id,
         num_target_layers=text.num_hidden_layers,
         layer_types=(FULL,) * num_layers,

@@ -2,11 +2,13 @@
 
 It owns no embedding and no output head; both are the frozen target's. Its tensors have z-lab's names.
 
-R rows, S tokens of a row, C context positions, A blocks, K slots of a block, Q = A * K, H hidden, F features (taps * H).
+R rows, S tokens of a row, C context positions, A blocks, K slots of a block, Q = A * K, H hidden, F features
+(taps * H).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +39,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -58,21 +61,20 @@ class Layer(nn.Module):
         attention = self.self_attn
         q = attention.queries(normed, slots)
         k, v = attention.keys_values(torch.cat((context_RCH, normed), dim=1), keys)
-        x_RQH = x_RQH + attention.attend_in_pieces(
-            q, k, v, pieces, kind=self.kind, context_length=context_RCH.shape[1]
-        )
-        return x_RQH + self.mlp(self.post_attention_layernorm(x_RQH))
+        x_RQH = x_RQH + attention.attend_in_pieces(q, k, v, pieces, kind=self.kind, context_length=context_RCH.shape[1])
+        return self._with_mlp(x_RQH)
 
-    def draft(
-        self, x_1KH: Tensor, context: tuple[Tensor, Tensor], *, slots: Rotation, window: Tensor | None
-    ) -> Tensor:
+    def draft(self, x_1KH: Tensor, context: tuple[Tensor, Tensor], *, slots: Rotation, window: Tensor | None) -> Tensor:
         normed = self.input_layernorm(x_1KH)
         attention = self.self_attn
         q = attention.queries(normed, slots)
         own = attention.keys_values(normed, slots)
         k, v = (torch.cat(pair, dim=2) for pair in zip(context, own, strict=True))
-        x_1KH = x_1KH + attention.attend(q, k, v, window if self.kind == SLIDING else None)
-        return x_1KH + self.mlp(self.post_attention_layernorm(x_1KH))
+        return self._with_mlp(x_1KH + attention.attend(q, k, v, window if self.kind == SLIDING else None))
+
+    def _with_mlp(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Drafter(nn.Module):
@@ -83,7 +85,7 @@ class Drafter(nn.Module):
         self.config = config
         self.fc = nn.Linear(len(config.tap_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)
+        self.layers: Sequence[Layer] = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)  # type: ignore[assignment]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.head_dim, config.rope_theta)
 
@@ -122,7 +124,8 @@ class Drafter(nn.Module):
         x_RQH = block_embeddings_RAKH.flatten(1, 2).to(dtype)
         for layer in self.layers:
             x_RQH = layer(x_RQH, context_RCH, slots=slots, keys=keys, pieces=pieces)
-        return self.norm(x_RQH).view(block_embeddings_RAKH.shape)
+        hidden: Tensor = self.norm(x_RQH)
+        return hidden.view(block_embeddings_RAKH.shape)
 
     @torch.no_grad()
     def draft(self, features_SF: Tensor, block_embeddings_KH: Tensor, cache: DrafterCache) -> Tensor:
@@ -135,11 +138,13 @@ class Drafter(nn.Module):
         x_1KH = block_embeddings_KH[None].to(dtype)
         for layer, context in zip(self.layers, cache.layers, strict=True):
             x_1KH = layer.draft(x_1KH, context, slots=slots, window=window)
-        return self.norm(x_1KH)[0]
+        hidden_1KH: Tensor = self.norm(x_1KH)
+        return hidden_1KH[0]
 
     def context(self, features: Tensor) -> Tensor:
         """Features [.., F] to the context [.., H] that every layer reads."""
-        return self.hidden_norm(self.fc(features))
+        context: Tensor = self.hidden_norm(self.fc(features))
+        return context
 
     def _extend(self, cache: DrafterCache, features_SF: Tensor) -> None:
         positions = torch.arange(cache.length, cache.length + features_SF.shape[0], device=features_SF.device)

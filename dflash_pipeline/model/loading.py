@@ -9,10 +9,8 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -35,10 +33,6 @@ def load_causal_lm(path: Path, *, device: str = "cpu", dtype: Dtype = "float32")
         attn_implementation="sdpa",
     )
     return model.to(device).eval()
-
-
-def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def stop_token_ids(path: Path) -> frozenset[int]:

@@ -1,8 +1,8 @@
 """Who may look at what when many blocks of one text are trained at once.
 
-A slot of the block anchored at `a` sees the context strictly before `a`, because the anchor's own features do not exist yet
-when it is drafted from, and the slots of its own block; never another block's. In a sliding layer it looks at no
-later slot, and at no position further back than the window.
+A slot of the block anchored at `a` sees the context strictly before `a`, because the anchor's own features do not
+exist yet when it is drafted from, and the slots of its own block; never another block's. In a sliding layer it looks
+at no later slot, and at no position further back than the window.
 
 R rows, A blocks, K slots of a block, C context positions.
 """
@@ -40,7 +40,7 @@ def attention_pieces(
     limits_RA = anchors_RA.masked_fill(~valid_RA, 0)
     pieces = []
     starts = range(0, anchors_RA.shape[1], BLOCKS_PER_PIECE)
-    lengths = [int(part.max()) for part in limits_RA.split(BLOCKS_PER_PIECE, dim=1)]
+    lengths = [int(part.max()) for part in torch.split(limits_RA, BLOCKS_PER_PIECE, dim=1)]
     for start, context_length in zip(starts, lengths, strict=True):
         stop = min(start + BLOCKS_PER_PIECE, anchors_RA.shape[1])
         visible = {
@@ -67,7 +67,7 @@ def attention_pieces(
 def visible_keys(
     anchors_RA: Tensor, limits_RA: Tensor, *, context_length: int, block_size: int, window: int | None
 ) -> Tensor:
-    """[R, A * K, C + A * K]: which keys each slot sees. `limits_RA` ends each block's context; a window means sliding."""
+    """[R, A * K, C + A * K]: which keys a slot sees. `limits_RA` ends each block's context; a window means sliding."""
     rows, num_blocks = anchors_RA.shape
     slot_K = torch.arange(block_size, device=anchors_RA.device)
     context_C = torch.arange(context_length, device=anchors_RA.device)

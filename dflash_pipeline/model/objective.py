@@ -1,6 +1,6 @@
 """What the drafter is trained for: to fill a block after an anchor as the text goes on.
 
-Same-position labels: slot j of the block at anchor a predicts token a + j; slot 0 is the anchor itself and is not trained.
+Same-position labels: slot j of the block at anchor a predicts token a + j; slot 0 is the anchor itself, not trained.
 
 R rows, S tokens, A blocks, K slots of a block, H hidden, N slots with a weight, V vocabulary.
 """
@@ -67,7 +67,10 @@ def sample_anchors(
 
 
 def default_decay(block_size: int) -> float:
-    """Published gammas are 4, 5 and 7 for blocks of 8, 10 and 16: half the block up to 10, then one more every three."""
+    """Meets the published gammas 4, 5 and 7 for blocks of 8, 10 and 16: half the block, from 10 on a third more a slot.
+
+    Between and beyond them it is our reading, on those two lines.
+    """
     return block_size / 2 if block_size <= 10 else 5 + (block_size - 10) / 3
 
 
@@ -84,9 +87,7 @@ def slot_weights(
     return functional.pad(weights_RAJ, (1, 0))
 
 
-def micro_batch_loss(
-    drafter: nn.Module, target: FrozenTarget, batch: TrainingBatch, weights_RAK: Tensor
-) -> LossParts:
+def micro_batch_loss(drafter: nn.Module, target: FrozenTarget, batch: TrainingBatch, weights_RAK: Tensor) -> LossParts:
     """Weighted cross entropy of every block of a micro-batch. Without any weight it is 0, attached to every parameter.
 
     `drafter` is a `Drafter`, bare or in DistributedDataParallel.
@@ -101,7 +102,7 @@ def micro_batch_loss(
     loss_sum = hidden_RAKH.sum() * 0.0
     labels = _labels(batch, config.block_size).flatten()
     hidden = hidden_RAKH.flatten(0, 2)
-    for chunk in chosen_N.split(SLOTS_PER_CHUNK) if chosen_N.numel() else ():
+    for chunk in torch.split(chosen_N, SLOTS_PER_CHUNK) if chosen_N.numel() else ():
         again = chosen_N.numel() > SLOTS_PER_CHUNK and torch.is_grad_enabled()
         parts = (hidden[chunk], labels[chunk], weights[chunk], target)
         chunk_loss, chunk_correct = (
@@ -117,9 +118,7 @@ def drafter_inputs(target: FrozenTarget, batch: TrainingBatch, config: DrafterCo
     """Features [R, C, F] as far as a block needs them, and embeddings [R, A, K, H] of `anchor, mask, mask, …`."""
     context_length = int(batch.anchors.masked_fill(~batch.valid, 0).max())
     features = target.features(batch.input_ids[:, : max(context_length, 1)])
-    blocks = torch.full(
-        (*batch.anchors.shape, config.block_size), config.mask_token_id, device=batch.anchors.device
-    )
+    blocks = torch.full((*batch.anchors.shape, config.block_size), config.mask_token_id, device=batch.anchors.device)
     blocks[..., 0] = batch.input_ids.gather(1, batch.anchors)
     return features, target.embed(blocks)
 
@@ -130,7 +129,9 @@ def _labels(batch: TrainingBatch, block_size: int) -> Tensor:
     return batch.input_ids.gather(1, within.flatten(1)).view_as(positions)
 
 
-def _weighted_loss(hidden_NH: Tensor, labels_N: Tensor, weights_N: Tensor, target: FrozenTarget) -> tuple[Tensor, Tensor]:
+def _weighted_loss(
+    hidden_NH: Tensor, labels_N: Tensor, weights_N: Tensor, target: FrozenTarget
+) -> tuple[Tensor, Tensor]:
     logits_NV = target.logits(hidden_NH.to(target.dtype)).float()
     losses_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
     return (losses_N * weights_N).sum(), logits_NV.detach().argmax(-1) == labels_N
@@ -138,4 +139,7 @@ def _weighted_loss(hidden_NH: Tensor, labels_N: Tensor, weights_N: Tensor, targe
 
 def _config_of(drafter: nn.Module) -> DrafterConfig:
     inner = drafter.module if isinstance(drafter, DistributedDataParallel) else drafter
-    return inner.config
+    config = inner.config
+    if not isinstance(config, DrafterConfig):
+        raise TypeError(f"{type(inner).__name__} is no drafter")
+    return config

@@ -9,17 +9,16 @@ import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.model.target_files import check_target_folder
+from dflash_pipeline.model.loading import Dtype, load_causal_lm
 
-Dtype = Literal["float32", "bfloat16", "float16"]
 _GROWING_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers whose cache is keys and values by position, and can be cut back after a refused draft."""
 
@@ -28,7 +27,8 @@ class FrozenTarget:
     """A causal language model that is only read: no gradient, no dropout, no mask for right padding (it is causal)."""
 
     def __init__(self, model: PreTrainedModel, *, tap_layer_ids: tuple[int, ...]) -> None:
-        self._model = model.eval().requires_grad_(False)
+        self._model = model.requires_grad_(False)
+        self._model.train(mode=False)
         self.tap_layer_ids = tap_layer_ids
         layers = _decoder_layers(model)
         if tap_layer_ids and not 0 <= min(tap_layer_ids) <= max(tap_layer_ids) <= len(layers) - 2:
@@ -41,7 +41,7 @@ class FrozenTarget:
         for tap in tap_layer_ids:
             layers[tap].register_forward_hook(self._keeper(tap))
         self._trunk = _cut(model.base_model, layers, after=max(tap_layer_ids, default=0))
-        self._embedding: Tensor = model.get_input_embeddings().weight
+        self._embedding = _embedding_table(model)
         # The name changed within transformers 5.
         self._cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
@@ -50,20 +50,12 @@ class FrozenTarget:
         cls, path: Path, *, tap_layer_ids: tuple[int, ...], device: str = "cpu", dtype: Dtype = "float32"
     ) -> FrozenTarget:
         """Load from a local folder: safetensors only, none of its own code."""
-        check_target_folder(path)
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,
-            dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
-        )
-        return cls(model.to(device), tap_layer_ids=tap_layer_ids)
+        return cls(load_causal_lm(path, device=device, dtype=dtype), tap_layer_ids=tap_layer_ids)
 
     @property
     def config(self) -> PreTrainedConfig:
-        return self._model.config
+        config: PreTrainedConfig = self._model.config
+        return config
 
     @property
     def device(self) -> torch.device:
@@ -72,12 +64,6 @@ class FrozenTarget:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, as the target's generation settings name them."""
-        stops = self._model.generation_config.eos_token_id
-        return frozenset([stops] if isinstance(stops, int) else stops or ())
 
     @torch.no_grad()
     def features(self, input_ids_RS: Tensor) -> Tensor:
@@ -92,7 +78,8 @@ class FrozenTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output head [.., V]. Gradients pass through to `hidden`."""
-        return self._model.get_output_embeddings()(hidden)
+        logits: Tensor = self._model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+        return logits
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for `decode_step` that keeps every position, so that it can be cut back anywhere."""
@@ -107,7 +94,7 @@ class FrozenTarget:
 
     @torch.no_grad()
     def decode_step(self, ids_S: Tensor, cache: DynamicCache, *, num_logits: int) -> tuple[Tensor, Tensor]:
-        """Run new tokens after those in the cache: logits of the last `num_logits` [.., V] and features of all [S, F]."""
+        """Run new tokens after those in the cache: logits [.., V] of the last `num_logits`, features [S, F] of all."""
         output = self._model(
             input_ids=ids_S[None], use_cache=True, logits_to_keep=num_logits, **{self._cache_name: cache}
         )
@@ -133,6 +120,17 @@ def cut_back(cache: DynamicCache, length: int) -> None:
         cache.crop(-surplus)
 
 
+def _embedding_table(model: PreTrainedModel) -> Tensor:
+    table = model.get_input_embeddings().weight
+    if not isinstance(table, Tensor):
+        raise Refused(
+            f"{type(model).__name__} has no embedding table",
+            where="target",
+            fix="use a causal language model over tokens",
+        )
+    return table
+
+
 def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.base_model.modules():
@@ -155,5 +153,5 @@ def _with(module: nn.Module, path: list[str], replacement: nn.Module) -> nn.Modu
     child, *below = path
     shallow = copy.copy(module)
     shallow._modules = dict(module._modules)
-    shallow._modules[child] = _with(module._modules[child], below, replacement) if below else replacement
+    shallow._modules[child] = _with(module.get_submodule(child), below, replacement) if below else replacement
     return shallow

@@ -36,7 +36,9 @@ def check_target_folder(path: Path) -> None:
         raise Refused("there is no config.json", where=str(path), fix="give the folder of a Hugging Face causal model")
     if not any(path.glob("*.safetensors")):
         raise Refused(
-            "there are no *.safetensors weights", where=str(path), fix="save the model with safetensors; pickles are not read"
+            "there are no *.safetensors weights",
+            where=str(path),
+            fix="save the model with safetensors; pickles are not read",
         )
 
 

@@ -1,4 +1,4 @@
-"""A drafter's files in z-lab's form, which their loader, SGLang and vLLM read: config.json and tensor names. No torch."""
+"""A drafter's files in z-lab's form, which their loader, SGLang and vLLM read: config.json, tensor names. No torch."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _needed(raw: Mapping[str, Any], key: str, *, inside: str = "") -> Any:
         raise Refused(f"{inside}{key} is missing", where=_WHERE, fix="export the drafter again; it is never guessed")
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, bool) or not isinstance(part, int | float):
-            raise Refused(f"{inside}{key} is {value!r}", where=_WHERE, fix="numbers belong there; export the drafter again")
+            raise Refused(f"{inside}{key} is {value!r}", where=_WHERE, fix="a number belongs there; export it again")
     return value
 
 
@@ -136,6 +136,8 @@ def _drafter_rope_theta(raw: Mapping[str, Any]) -> float:
     top = raw.get("rope_theta")
     if nested is not None and top is not None and nested != top:
         raise Refused(
-            f"rope_theta {top} and rope_parameters.rope_theta {nested} differ", where=_WHERE, fix="export the drafter again"
+            f"rope_theta {top} and rope_parameters.rope_theta {nested} differ",
+            where=_WHERE,
+            fix="export the drafter again",
         )
     return float(nested if nested is not None else _needed(raw, "rope_theta"))

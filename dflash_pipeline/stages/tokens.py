@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from tqdm import tqdm
@@ -17,6 +19,7 @@ from dflash_pipeline.contracts.results import AnswerSet
 from dflash_pipeline.contracts.sample import DroppedSample, Sample
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.ingest.tokenise import tokenise
+from dflash_pipeline.model.target_files import TOKENIZER_FILES
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.responses import conversations_with_answers
@@ -29,6 +32,7 @@ from dflash_pipeline.store.warehouse import Warehouse
 
 logger = logging.getLogger(__name__)
 
+TOKENIZER_FOLDER = "tokenizer"
 MASK_RULE = "assistant bodies and their end markers, version 1"
 """Part of a snapshot's identity: changed when other tokens become supervised."""
 
@@ -45,6 +49,7 @@ def make_snapshot(
         template=renderer.template_fingerprint,
         max_length=recipe.data.max_length,
         overlong=recipe.data.overlong,
+        supervise=recipe.data.supervise,
         mask_rule=MASK_RULE,
     )
     folder = storage.snapshots / identity
@@ -81,7 +86,11 @@ def _write(
     counts: Counter[str] = Counter()
     with new_folder(storage.snapshots / identity, act="snapshot") as fresh:
         results = tokenise(
-            conversations, renderer, max_length=recipe.data.max_length, overlong=recipe.data.overlong
+            conversations,
+            renderer,
+            max_length=recipe.data.max_length,
+            overlong=recipe.data.overlong,
+            supervise=recipe.data.supervise,
         )
         bar = tqdm(results, total=len(conversations), desc="tokens", unit="row", disable=not show_bars())
         shards = write_shards(fresh, _count(bar, counts))
@@ -91,6 +100,7 @@ def _write(
                 where="token_sequences",
                 fix="raise data.max_length, or look at the conversations and the chat template",
             )
+        _copy_tokenizer(recipe.target.path, fresh / TOKENIZER_FOLDER)
         save_record(
             fresh / "snapshot.json",
             CorpusSnapshot(
@@ -104,6 +114,7 @@ def _write(
                 num_validation_samples=counts["validation"],
                 num_tokens=counts["tokens"],
                 num_supervised_tokens=counts["supervised"],
+                dropped=_dropped(counts),
                 shards=tuple(shard.name for shard in shards),
             ),
         )
@@ -122,8 +133,20 @@ def _count(results: Iterator[Sample | DroppedSample] | tqdm, counts: Counter[str
         yield result
 
 
+def _dropped(counts: Counter[str]) -> tuple[tuple[str, int], ...]:
+    return tuple((key.removeprefix("dropped "), n) for key, n in counts.items() if key.startswith("dropped "))
+
+
 def _reasons(counts: Counter[str]) -> str:
-    return ", ".join(f"{n} {key.removeprefix('dropped ')}" for key, n in counts.items() if key.startswith("dropped "))
+    return ", ".join(f"{n} {reason}" for reason, n in _dropped(counts))
+
+
+def _copy_tokenizer(folder: Path, to: Path) -> None:
+    """A snapshot can be read as text for as long as it exists, whatever becomes of the target's folder."""
+    to.mkdir()
+    for name in ("config.json", *TOKENIZER_FILES):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, to / name)
 
 
 def _register(storage: Storage, snapshot: CorpusSnapshot) -> None:

@@ -15,9 +15,9 @@ from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
+from dflash_pipeline.ingest.chat import load_tokenizer
 from dflash_pipeline.launch.torchrun import run_ranks
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
-from dflash_pipeline.model.loading import load_tokenizer
 from dflash_pipeline.model.objective import default_decay
 from dflash_pipeline.model.target_files import check_target_folder, target_fingerprint
 from dflash_pipeline.recipe import Recipe

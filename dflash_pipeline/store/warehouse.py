@@ -150,6 +150,16 @@ class Warehouse:
 
         return self.database.read(act)
 
+    def find_samples(self, conversation_id: str) -> list[tuple[str, int]]:
+        """Every (snapshot, sample id) that a conversation became."""
+
+        def act(connection: Connection) -> list[tuple[str, int]]:
+            return connection.execute(
+                "SELECT snapshot, sample_id FROM sequences WHERE conversation_id = ?", [conversation_id]
+            ).fetchall()
+
+        return self.database.read(act)
+
     def histogram(self, snapshot: str) -> LengthStatistics:
         """The exact histogram of training lengths, counted from the sequences and stored."""
 

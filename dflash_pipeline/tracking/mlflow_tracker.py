@@ -83,6 +83,9 @@ class MlflowTracker:
     def spike(self, record: SpikeRecord) -> None:
         self._put(record)
 
+    def sync(self) -> None:
+        """Nothing to do: the event log is what survives."""
+
     def end(self, status: EndStatus) -> None:
         if self._thread is None:
             return

@@ -13,6 +13,7 @@ CLIENT_ENVIRONMENT = MappingProxyType(
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
     }
 )
 """Environment for a process that tracks: give it to the ranks."""

@@ -235,6 +235,7 @@ class Trainer:
 
     def _save(self, done: GlobalStep) -> None:
         if self.ranks.is_first:
+            self.tracker.sync()
             state = CheckpointState(
                 run=self.config.run,
                 plan=self.plan.fingerprint,

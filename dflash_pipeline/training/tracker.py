@@ -22,6 +22,10 @@ class Tracker(Protocol):
 
     def spike(self, record: SpikeRecord) -> None: ...
 
+    def sync(self) -> None:
+        """Called before a checkpoint, which must never know more than what a tracker keeps on disk."""
+        ...
+
     def end(self, status: EndStatus) -> None: ...
 
 
@@ -38,6 +42,9 @@ class NullTracker:
         pass
 
     def spike(self, record: SpikeRecord) -> None:
+        pass
+
+    def sync(self) -> None:
         pass
 
     def end(self, status: EndStatus) -> None:

@@ -67,6 +67,7 @@ def test_acceptance_is_what_the_drafter_deserves(right):
     decoded = draft_and_verify(target, oracle, PROMPT, max_new_tokens=33, stop_ids=NEVER)
     assert decoded.tokens == tuple(alone[:33])
     assert set(decoded.accepted) == {right + 1}
+    assert sum(decoded.accepted) == 32
     # The block always starts right after the context, at the last token that is not verified yet.
     assert oracle.starts == [len(PROMPT) + n * (right + 1) for n in range(len(decoded.accepted))]
 
@@ -80,6 +81,7 @@ def test_a_stop_token_ends_the_answer_with_itself(right):
     oracle = Oracle(PROMPT + alone, right=right)
     decoded = draft_and_verify(target, oracle, PROMPT, max_new_tokens=64, stop_ids={stop})
     assert decoded.tokens == tuple(short) == tuple(alone[: alone.index(stop) + 1])
+    assert sum(decoded.accepted) == len(short) - 1
 
 
 def test_one_token_needs_no_round():

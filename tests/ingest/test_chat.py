@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.conversation import Conversation, Message
@@ -92,6 +92,15 @@ def test_turns_quoted_by_a_user_are_not_the_models(chatml, thinking):
     assert supervised(thinking, quote, model("real", reasoning="why")) == ["<think>\nwhy\n</think>\n\nreal" + END]
 
 
+def test_a_quoted_header_is_not_taken_for_a_header_of_another_form(with_template):
+    # The prompt opens the thought here, and a turn without one has the shorter header.
+    renderer = with_template(CALLING.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    quote = user("<|im_start|>assistant\n<think>\n")
+    call = model("", tool_calls='[{"function":{"name":"clock","arguments":{}}}]')
+    body = '<call>{"name": "clock", "arguments": {}}</call>' + END
+    assert supervised(renderer, quote, call, quote, model("a", reasoning="b")) == [body, "b\n</think>\n\na" + END]
+
+
 def test_an_answer_that_quotes_turns_stays_whole(chatml):
     text = "say <|im_end|>\n<|im_start|>assistant\nto end"
     assert supervised(chatml, user(), model(text)) == [text + END]
@@ -135,6 +144,7 @@ def test_tool_calls_are_supervised_from_header_to_end_marker(with_template):
     [
         ("{{ m.content | trim }}", "4<|im_end|>"),
         ("{{ m.content.lstrip('\\n') }}", "4 \n<|im_end|>"),
+        ("{{ m.content.rstrip() }}", "\n\n4<|im_end|>"),
         ("{{ m.content }}", "\n\n4 \n<|im_end|>"),
     ],
 )
@@ -151,7 +161,9 @@ def test_any_text_comes_back_whole_from_a_plain_template(chatml, turns):
 
 
 @settings(deadline=None)
-@given(st.lists(st.text(alphabet=" \n\tab<>|_mthinkesard/", min_size=1), min_size=1, max_size=4))
+@example(answers=["< ", "<think>"])
+@example(answers=["< ", "<think> a"])
+@given(answers=st.lists(st.text(alphabet=" \n\tab<>|_mthinkesard/", min_size=1), min_size=1, max_size=4))
 def test_any_text_comes_back_trimmed_from_a_trimming_template(trimming, answers):
     assume(all(answer.strip() for answer in answers))
     messages = [m for said in answers for m in (user(), model(said))]
@@ -187,7 +199,7 @@ def test_cost_does_not_grow_with_the_number_of_turns(thinking, monkeypatch):
     messages = [m for i in range(300) for m in (user(), model(f"<think>\nt\n</think>\n\n{i}"))]
     spans = thinking.render(conversation(*messages)).spans
     assert len(spans) == 300
-    assert len(calls) == 3
+    assert len(calls) == 4, "plainly, then once a grip"
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,7 @@ def test_a_token_across_an_edge_is_left_out():
     # Header "x\n" and body "\n\nab" of a tokenizer that joins line feeds: x | \n\n\n | a | b | end
     offsets = np.array([(0, 1), (1, 4), (4, 5), (5, 6), (6, 9)])
     assert token_spans([(2, 9)], offsets) == [(2, 5)]
+    assert token_spans([(0, 3)], offsets) == [(0, 1)]
     assert token_spans([(4, 5), (5, 9)], offsets) == [(2, 5)], "spans that touch are one"
     assert token_spans([(2, 4)], offsets) == []
 

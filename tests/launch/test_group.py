@@ -24,7 +24,10 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 @contextmanager
 def launched(folder: Path, kind: str, *, grace: float) -> Iterator[subprocess.Popen[bytes]]:
     """A launching process with a boss and two workers, all running."""
-    with subprocess.Popen([sys.executable, STAND_IN, "launch", folder, kind, str(grace)]) as process:
+    # A launcher that is killed cannot clear its temporary folder away.
+    environment = os.environ | {"TMPDIR": str(folder)}
+    command = [sys.executable, STAND_IN, "launch", folder, kind, str(grace)]
+    with subprocess.Popen(command, env=environment) as process:
         try:
             assert until(lambda: len(pids(folder, "worker")) == 2 and pids(folder, "boss"), seconds=20)
             yield process
@@ -57,12 +60,11 @@ def test_standard_output_stays_the_callers(capfd: pytest.CaptureFixture[str]):
 
 def test_the_command_has_the_environment_given_and_a_session_of_its_own(tmp_path: Path):
     program = f"import os; open({str(tmp_path / 'seen')!r}, 'w').write(os.environ['COLOUR'] + str(os.getsid(0)))"
-    code = run_group(
-        [sys.executable, "-c", program], environment=os.environ | {"COLOUR": "blue"}, stop_grace_seconds=5
-    )
+    code = run_group([sys.executable, "-c", program], environment=os.environ | {"COLOUR": "blue"}, stop_grace_seconds=5)
     assert code == 0
     seen = (tmp_path / "seen").read_text()
-    assert seen.startswith("blue") and seen != f"blue{os.getsid(0)}"
+    assert seen.startswith("blue")
+    assert seen != f"blue{os.getsid(0)}"
 
 
 @pytest.mark.parametrize("kind", ["polite", "deaf"])

@@ -27,9 +27,11 @@ def test_an_orphan_does_not_start_the_command(tmp_path: Path):
 
 def test_says_how_it_is_used_and_what_is_missing():
     usage = subprocess.run([*TETHER, "12"], capture_output=True, text=True)
-    assert usage.returncode == 2 and "usage" in usage.stderr
+    assert usage.returncode == 2
+    assert "usage" in usage.stderr
     missing = subprocess.run([*TETHER, str(os.getpid()), "--", "no-such-program"], capture_output=True, text=True)
-    assert missing.returncode == 127 and "no-such-program" in missing.stderr
+    assert missing.returncode == 127
+    assert "no-such-program" in missing.stderr
 
 
 def test_the_command_ends_when_its_parent_is_killed(tmp_path: Path):

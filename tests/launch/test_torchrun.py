@@ -42,7 +42,8 @@ def test_ranks_run_to_their_end(tmp_path: Path, capfd: pytest.CaptureFixture[str
     run(tmp_path / "ends.json")
     assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["2 127.0.0.1 3 hello"] * 2
     captured = capfd.readouterr()
-    assert captured.out == "" and "rank 1 says hello" in captured.err
+    assert captured.out == ""
+    assert "rank 1 says hello" in captured.err
 
 
 def test_a_failure_names_the_folder_and_the_first_rank_to_fail(tmp_path: Path):
@@ -50,9 +51,13 @@ def test_a_failure_names_the_folder_and_the_first_rank_to_fail(tmp_path: Path):
     with pytest.raises(Failed) as caught:
         run(tmp_path / "fails.json")
     message = str(caught.value)
-    assert str(tmp_path) in message and "exit code 1" in message
-    assert "error-rank-1.txt" in message and "rank 1 line 29" in message
-    assert "rank 1 line 9\n" not in message and "rank 0" not in message and "earlier" not in message
+    assert str(tmp_path) in message
+    assert "exit code 1" in message
+    assert "error-rank-1.txt" in message
+    assert "rank 1 line 29" in message
+    assert "rank 1 line 9\n" not in message
+    assert "rank 0" not in message
+    assert "earlier" not in message
 
 
 def test_killing_torchrun_leaves_no_rank(tmp_path: Path):

@@ -17,15 +17,13 @@ from dflash_pipeline.model.objective import (
     sample_anchors,
     slot_weights,
 )
-from tests.tiny_models import MASK_TOKEN, random_batch, strong_drafter, tiny_config, tiny_target
+from tests.tiny_models import MASK_TOKEN, VOCAB, random_batch, strong_drafter, tiny_config, tiny_target
 
 masks = st.lists(st.booleans(), min_size=1, max_size=80).map(lambda bits: np.asarray(bits, dtype=np.bool_))
 
 
 def weights_of(batch: TrainingBatch, *, block_size: int = 8, decay: float = 4.0) -> torch.Tensor:
-    return slot_weights(
-        batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=block_size, decay=decay
-    )
+    return slot_weights(batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=block_size, decay=decay)
 
 
 @given(masks, st.integers(1, 20), st.integers(0, 5), st.integers(0, 5))
@@ -109,7 +107,7 @@ def test_loss_equals_a_plain_loop(target):
                     leading = leading and int(scores.argmax()) == label
                     prefix += int(leading)
     parts = micro_batch_loss(drafter, target, batch, weights)
-    assert float(parts.loss_sum) == pytest.approx(loss, rel=1e-5)
+    assert float(parts.loss_sum.detach()) == pytest.approx(loss, rel=1e-5)
     assert (int(parts.num_correct_prefix), int(parts.num_blocks)) == (prefix, blocks)
     assert blocks == 8
 
@@ -177,7 +175,7 @@ def test_without_a_weight_the_loss_is_zero_and_reaches_every_parameter(target):
     batch = random_batch(lengths=(20, 12), num_anchors=(3, 1))
     parts = micro_batch_loss(drafter, target, batch, torch.zeros(2, 3, 8))
     parts.loss_sum.backward()
-    assert (float(parts.loss_sum), int(parts.num_correct_prefix), int(parts.num_blocks)) == (0.0, 0, 0)
+    assert (float(parts.loss_sum.detach()), int(parts.num_correct_prefix), int(parts.num_blocks)) == (0.0, 0, 0)
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters())
 
 
@@ -191,3 +189,17 @@ def _gradients(drafter, target, batches):
         prefix += int(parts.num_correct_prefix)
         blocks += int(parts.num_blocks)
     return loss, prefix, blocks, [parameter.grad.clone() for parameter in drafter.parameters()]
+
+
+def test_leading_correct_slots_are_counted_up_to_the_first_wrong_one(target, monkeypatch):
+    batch = random_batch(lengths=(30,), num_anchors=(3,))
+    batch.anchors[0] = torch.tensor([4, 10, 26])  # the last block has slots 1 to 3 only
+    weights = weights_of(batch)
+    right = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
+    within = weights[0, :, 1:] > 0
+    labels = torch.stack([batch.input_ids[0].roll(-int(a))[1:8] for a in batch.anchors[0]])
+    best = torch.where(right, labels, (labels + 1) % VOCAB)[within]
+    monkeypatch.setattr(target, "logits", lambda hidden: torch.nn.functional.one_hot(best, VOCAB).float())
+    parts = micro_batch_loss(strong_drafter(tiny_config()), target, batch, weights)
+    assert int(within.sum()) == 17
+    assert (int(parts.num_correct_prefix), int(parts.num_blocks)) == (3 + 2 + 0 + 3, 3)

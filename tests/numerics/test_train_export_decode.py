@@ -73,9 +73,7 @@ def batch_of(texts: torch.Tensor, *, epoch: int, block_size: int) -> tuple[Train
         anchors=torch.from_numpy(np.stack(anchors)),
         valid=torch.ones(SEQUENCES, ANCHORS, dtype=torch.bool),
     )
-    weights = slot_weights(
-        batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=block_size, decay=4.0
-    )
+    weights = slot_weights(batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=block_size, decay=4.0)
     return batch, weights
 
 

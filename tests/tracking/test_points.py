@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from records import epoch, spike, step
+from training_records import epoch, spike, step
 
 from dflash_pipeline.tracking.points import Counts, epoch_points, spike_sentence, step_points
 
@@ -58,4 +58,5 @@ def test_a_step_that_took_no_time_has_no_rate():
 @pytest.mark.parametrize(("num_samples", "ending"), [(2, "samples 0, 1"), (23, "19 and 3 more")])
 def test_a_spike_is_one_sentence(num_samples: int, ending: str):
     text = spike_sentence(spike(3, num_samples=num_samples))
-    assert text.startswith("step 3 (epoch 0 step 2, bucket 1): loss 9, expected 2; ") and text.endswith(ending)
+    assert text.startswith("step 3 (epoch 0 step 2, bucket 1): loss 9, expected 2; ")
+    assert text.endswith(ending)

@@ -57,7 +57,8 @@ def test_every_record_is_a_line_with_its_kind(path: Path):
     events = read_events(path)
     assert [event["kind"] for event in events] == ["start", "step", "spike", "epoch", "end"]
     assert events[0]["params"] == {"seed": 7, "strategy": "bucket"}
-    assert events[1]["learning_rate"] == 1e-3 and events[2]["sample_ids"] == [4, 7]
+    assert events[1]["learning_rate"] == 1e-3
+    assert events[2]["sample_ids"] == [4, 7]
     assert events[-1]["status"] == "finished"
     assert all(event["unix_seconds"] > 1e9 for event in events)
 

@@ -1,0 +1,47 @@
+# Everything a newcomer needs: `make demo`, `make test`, `make ui`. Each sets up .venv first if it is not there.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+RECIPE ?= recipes/demo.yaml
+
+.PHONY: demo test ui check fmt test-slow faults mutation lowest wheel clean
+
+# One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: $(INSTALLED) ## the whole chain on the conversations and the small target in examples/
+	$(BIN)/dflash run $(RECIPE)
+
+ui: $(INSTALLED) ## the Dagster page and the MLflow page, on 127.0.0.1
+	$(BIN)/dflash ui $(RECIPE)
+
+test: $(INSTALLED) ## the test suite, under 10 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not slow and not faults"
+
+test-slow: $(INSTALLED) ## tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not faults"
+
+faults: $(INSTALLED) ## kill -9 at every durable act, then the same command again
+	$(BIN)/python -m pytest -m faults
+
+check: $(INSTALLED) ## format, lint, types, layers, definitions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	DAGSTER_HOME= $(BIN)/dagster definitions validate -m dflash_pipeline.assets.definitions
+
+fmt: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+wheel: $(INSTALLED) ## build wheel and sdist into dist/
+	$(BIN)/python -m build --outdir dist
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,76 @@
+"""How good an epoch is: what padding and stragglers cost, and how much its steps resemble the corpus and each other.
+
+Definitions: docs/batching.md. All are over every step and every sample, no estimate from some of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dflash_pipeline.contracts.batching import CostModel
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.contracts.manifest import EpochManifest, Floats
+from dflash_pipeline.planning.packing import Ints
+
+CELLS_AT_ONCE = 2**22
+"""Cells of the (steps x lengths) table held at a time: 32 MiB."""
+
+
+def overall_efficiency(manifest: EpochManifest, samples: SampleLengths, cost: CostModel, *, num_ranks: int) -> float:
+    """Cost of the samples themselves / cost that all ranks pay when each waits for the slowest of its step."""
+    rank_costs = manifest.cost.reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
+    paid = num_ranks * float(rank_costs.max(axis=1).sum())
+    scheduled = np.setdiff1d(np.arange(samples.num_tokens.size), manifest.dropped)
+    lengths = samples.num_tokens[scheduled].astype(np.float64)
+    if cost.quadratic_length is not None:
+        lengths = lengths * (1 + lengths / cost.quadratic_length)
+    return float(lengths.sum() + cost.anchor_cost * samples.num_supervised[scheduled].sum()) / paid
+
+
+def length_distance(manifest: EpochManifest, samples: SampleLengths) -> float:
+    """Mean over steps of the 1-Wasserstein distance, in tokens, between token-weighted lengths of step and corpus."""
+    step_of, ids = _steps_and_ids(manifest)
+    unique, index = np.unique(samples.num_tokens[ids], return_inverse=True)
+    whole = np.bincount(index, weights=unique[index], minlength=unique.size)
+    corpus = np.cumsum(whole / whole.sum())
+    widths = np.diff(unique, append=unique[-1])
+    total, rows = 0.0, max(1, CELLS_AT_ONCE // unique.size)
+    order = np.argsort(step_of, kind="stable")
+    bounds = np.searchsorted(step_of[order], np.arange(0, manifest.num_steps + rows, rows))
+    for first, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+        here = order[start:end]
+        steps = min(rows, manifest.num_steps - first * rows)
+        cells = (step_of[here] - first * rows) * unique.size + index[here]
+        table = np.bincount(cells, weights=unique[index[here]], minlength=steps * unique.size)
+        laws: Floats = np.cumsum(table.reshape(steps, unique.size), axis=1)
+        total += float((np.abs(laws / laws[:, -1:] - corpus) * widths).sum())
+    return total / manifest.num_steps
+
+
+def pair_repetition(before: EpochManifest, manifest: EpochManifest) -> float:
+    """Of all pairs of samples that share a micro-batch in the epoch before, the share that does so again."""
+    first, second = _batch_of_each(before), _batch_of_each(manifest)
+    scheduled = (first >= 0) & (second >= 0)
+    together = first[scheduled] * (second.max() + 1) + second[scheduled]
+    pairs = _pairs(np.unique(first[first >= 0], return_counts=True)[1])
+    return _pairs(np.unique(together, return_counts=True)[1]) / pairs if pairs else 0.0
+
+
+def _pairs(counts: Ints) -> int:
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def _steps_and_ids(manifest: EpochManifest) -> tuple[Ints, Ints]:
+    """For each scheduled sample its step and its id, fillers aside."""
+    batch = np.repeat(np.arange(manifest.offsets.size - 1), np.diff(manifest.offsets))
+    real = ~manifest.filler.ravel()[batch]
+    return batch[real] // manifest.slots_per_step, manifest.sample_ids[real]
+
+
+def _batch_of_each(manifest: EpochManifest) -> Ints:
+    """Micro-batch of every sample of the corpus, -1 for dropped ones."""
+    batch = np.repeat(np.arange(manifest.offsets.size - 1), np.diff(manifest.offsets))
+    real = ~manifest.filler.ravel()[batch]
+    owner = np.full(manifest.num_corpus_samples, -1, dtype=np.int64)
+    owner[manifest.sample_ids[real]] = batch[real]
+    return owner

@@ -1,0 +1,32 @@
+"""`dflash evaluate`: acceptance length of any exported drafter on any prompts, without a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dflash_pipeline.evaluation.acceptance import AcceptanceReport
+from dflash_pipeline.evaluation.export import read_config
+from dflash_pipeline.evaluation.prompts import read_prompts
+from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
+from dflash_pipeline.ingest.chat import ChatRenderer
+from dflash_pipeline.model.loading import stop_token_ids
+from dflash_pipeline.model.target_files import check_target_folder
+
+
+def evaluate_files(
+    draft: Path, target: Path, prompts: Path, *, num_prompts: int, max_new_tokens: int, num_processes: int
+) -> AcceptanceReport:
+    read_config(draft)  # A folder that holds no drafter is refused before anything is loaded.
+    check_target_folder(target)
+    renderer = ChatRenderer(target)
+    ids = read_prompts(prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=num_prompts)
+    [report] = measure_in_processes(
+        [Candidate(export_dir=draft)],
+        ids,
+        target_dir=target,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_token_ids(target),
+        num_processes=num_processes,
+        device="cpu",
+    )
+    return report

@@ -1,0 +1,199 @@
+"""`dflash boundaries`, `plan` and `manifest`: planning for any lengths, without a recipe, a database or Dagster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dflash_pipeline.contracts.batching import BatchingSpec, CostModel, OverlongPolicy, Padding, Strategy, TailPolicy
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.contracts.errors import DflashError, Refused
+from dflash_pipeline.contracts.fingerprint import fingerprint
+from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.planning.boundaries import optimise_boundaries, padding_efficiency
+from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
+from dflash_pipeline.planning.lengths import length_statistics
+from dflash_pipeline.planning.manifest import build_epoch_manifest
+from dflash_pipeline.store.plans import load_epoch, load_plan, load_planned_epoch, save_epoch, save_spec, seal_plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRequest:
+    """What `dflash plan` is asked."""
+
+    lengths: Path
+    strategy: Strategy
+    token_budget: int
+    slots_per_step: int
+    micro_batches_per_rank: int
+    epochs: int
+    seed: int
+    num_buckets: int
+    grid: int
+    quadratic_length: float | None
+    padding: Padding
+    tail: TailPolicy
+    overlong: OverlongPolicy
+    out: Path
+
+
+def read_lengths(path: Path) -> SampleLengths:
+    """Lengths from `.npy` (one dimension of whole numbers) or `.parquet` (column `length`, optionally `supervised`)."""
+    try:
+        if path.suffix == ".parquet":
+            table = pq.read_table(path)
+            lengths = table["length"].to_numpy()
+            supervised = table["supervised"].to_numpy() if "supervised" in table.column_names else lengths
+        else:
+            lengths = supervised = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise Refused("there is no such file", where=str(path), fix="give a .npy or .parquet file of lengths") from None
+    except (ValueError, OSError, KeyError, EOFError, pa.ArrowException) as error:
+        raise Refused(
+            f"no lengths can be read: {error}", where=str(path), fix="give .npy, or .parquet with a column `length`"
+        ) from None
+    if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
+        raise Refused(
+            f"an array of {lengths.dtype} with shape {lengths.shape}",
+            where=str(path),
+            fix="give whole numbers in one dimension",
+        )
+    lengths, supervised = lengths.astype(np.int64), supervised.astype(np.int64)
+    return SampleLengths(
+        snapshot=fingerprint(lengths=lengths, supervised=supervised), num_tokens=lengths, num_supervised=supervised
+    )
+
+
+def boundary_facts(path: Path, *, num_buckets: int, grid: int) -> dict[str, Any]:
+    statistics = length_statistics(read_lengths(path))
+    began = time.perf_counter()
+    boundaries = optimise_boundaries(statistics, num_buckets=num_buckets, grid=grid)
+    seconds = time.perf_counter() - began
+    return {
+        "boundaries": [0, *boundaries],
+        "efficiency": padding_efficiency(statistics, boundaries),
+        "seconds": seconds,
+    }
+
+
+def plan_files(request: PlanRequest) -> dict[str, Any]:
+    """Write manifests and the sealed plan to `request.out`; facts of each epoch."""
+    samples = read_lengths(request.lengths)
+    cost = CostModel(quadratic_length=request.quadratic_length)
+    spec = _spec(request, samples, cost)
+    save_spec(request.out, spec)
+    num_ranks = spec.slots_per_step // spec.micro_batches_per_rank
+    plan_seconds = write_seconds = 0.0
+    facts: list[dict[str, Any]] = []
+    summaries = []
+    before: EpochManifest | None = None
+    for epoch in range(request.epochs):
+        began = time.perf_counter()
+        manifest = build_epoch_manifest(samples, spec, epoch=epoch)
+        planned = time.perf_counter()
+        save_epoch(request.out, manifest)
+        plan_seconds += planned - began
+        write_seconds += time.perf_counter() - planned
+        summaries.append(manifest.summary())
+        facts.append(
+            epoch_facts(manifest)
+            | {
+                "overall_efficiency": overall_efficiency(manifest, samples, cost, num_ranks=num_ranks),
+                "length_distance_w1t": length_distance(manifest, samples),
+                "pair_repetition": None if before is None else pair_repetition(before, manifest),
+            }
+        )
+        before = manifest
+    plan = RunPlan(snapshot=samples.snapshot, spec=spec, epochs=tuple(summaries))
+    seal_plan(request.out, plan)
+    return {
+        "plan": plan.fingerprint,
+        "total_steps": plan.total_steps,
+        "boundaries": [0, *spec.boundaries],
+        "epochs": facts,
+        "seconds": {"plan": plan_seconds, "write": write_seconds},
+    }
+
+
+def epoch_facts(manifest: EpochManifest) -> dict[str, Any]:
+    summary = asdict(manifest.summary())
+    return {
+        "epoch": summary["epoch"],
+        "num_steps": summary["num_steps"],
+        "num_micro_batches": summary["num_micro_batches"],
+        "num_samples": summary["num_samples"],
+        "dropped": manifest.dropped.tolist(),
+        "fillers": summary["num_fillers"],
+        "real_tokens": summary["real_tokens"],
+        "padded_tokens": summary["padded_tokens"],
+        "padding_efficiency": manifest.summary().padding_efficiency,
+        "digest": summary["digest"],
+    }
+
+
+def show_plan(folder: Path) -> dict[str, Any]:
+    plan = load_plan(folder)
+    return {
+        "plan": plan.fingerprint,
+        "snapshot": plan.snapshot,
+        "total_steps": plan.total_steps,
+        "spec": asdict(plan.spec),
+        "epochs": [epoch_facts(load_epoch(folder, e)) for e in range(plan.num_epochs)],
+    }
+
+
+def verify_plan(folder: Path) -> dict[str, Any]:
+    """Whether every epoch is whole, keeps its contract and is the one the plan sealed."""
+    plan = load_plan(folder)
+    faults = []
+    for epoch in range(plan.num_epochs):
+        try:
+            load_planned_epoch(folder, plan, epoch)
+        except DflashError as error:
+            faults.append(error.as_json())
+    return {"ok": not faults, "plan": plan.fingerprint, "faults": faults}
+
+
+def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
+    """What two plans differ in: rules, then epoch by epoch."""
+    if len(folders) != 2:
+        raise Refused(f"{len(folders)} folders", where="manifest diff", fix="give exactly two plan folders")
+    first, second = (load_plan(folder) for folder in folders)
+    specs = asdict(first.spec), asdict(second.spec)
+    longer = max(first.num_epochs, second.num_epochs)
+    digests = [[p.epochs[e].digest if e < p.num_epochs else None for p in (first, second)] for e in range(longer)]
+    steps = [[p.epochs[e].num_steps if e < p.num_epochs else None for p in (first, second)] for e in range(longer)]
+    return {
+        "same": first.fingerprint == second.fingerprint,
+        "snapshot": [first.snapshot, second.snapshot],
+        "spec": {key: [specs[0][key], specs[1][key]] for key in specs[0] if specs[0][key] != specs[1][key]},
+        "epochs": [
+            {"epoch": e, "same": digests[e][0] == digests[e][1], "num_steps": steps[e]} for e in range(longer)
+        ],
+    }
+
+
+def _spec(request: PlanRequest, samples: SampleLengths, cost: CostModel) -> BatchingSpec:
+    boundaries = optimise_boundaries(
+        length_statistics(samples), num_buckets=request.num_buckets, grid=request.grid, cost=cost
+    )
+    return BatchingSpec(
+        strategy=request.strategy,
+        token_budget=request.token_budget,
+        slots_per_step=request.slots_per_step,
+        micro_batches_per_rank=request.micro_batches_per_rank,
+        boundaries=boundaries,
+        padding=request.padding,
+        cost=cost,
+        seed=request.seed,
+        tail=request.tail,
+        overlong=request.overlong,
+    )
