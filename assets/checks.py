@@ -59,8 +59,6 @@ def export_drafts_losslessly(
     )
 
 
-def _result(
-    check: Callable, workbench: Workbench, plan: RunPlan, snapshot: CorpusSnapshot
-) -> dg.AssetCheckResult:
+def _result(check: Callable, workbench: Workbench, plan: RunPlan, snapshot: CorpusSnapshot) -> dg.AssetCheckResult:
     finding = check(workbench.storage, snapshot, plan)
     return dg.AssetCheckResult(passed=finding.holds, description=finding.seen, metadata={"seen": finding.seen})

@@ -18,8 +18,8 @@ def conversations(
 ) -> dg.MaterializeResult[Ingestion]:
     """Conversations from the recipe's source files, parsed strictly into the warehouse.
 
-    Every row is accepted, rejected with file, line, byte offset and one named reason (table `rejected_rows`), or counted
-    as an exact duplicate; the three add up. A part is held out for validation by a hash of its first user message.
+    Every row is accepted, or rejected with file, line, byte offset and one named reason (table `rejected_rows`), or
+    counted as an exact duplicate; the three add up. A part is held out by a hash of its first user message.
     """
     from dflash_pipeline.stages.conversations import make_conversations
     from dflash_pipeline.store.warehouse import Warehouse

@@ -33,23 +33,15 @@ def trained_drafter(
 
     The same plan, target and settings are the same run: it is resumed when unfinished and reused when finished.
     """
-    from dflash_pipeline.stages.training import Launch, make_drafter
+    from dflash_pipeline.stages.training import finished_drafter
 
-    with dg.open_pipes_session(
-        context=context,
-        context_injector=dg.PipesTempFileContextInjector(),
-        message_reader=dg.PipesTempFileMessageReader(),
-    ) as session:
-        launch = Launch(
-            num_ranks=config.num_ranks or workbench.recipe.training.num_ranks,
-            fresh=config.fresh,
-            environment=session.get_bootstrap_env_vars(),
-        )
-        made = make_drafter(workbench.recipe, workbench.storage, token_sequences, run_plan, launch)
-    trained = made.record
+    recipe, storage = workbench.recipe, workbench.storage
+    found = finished_drafter(recipe, storage, token_sequences, run_plan, fresh=config.fresh)
+    trained = found or _train(context, workbench, config, token_sequences, run_plan)
+    reused = found is not None
     context.log.info(
         f"training: loss {trained.first_loss:.3f} to {trained.last_loss:.3f} in {trained.total_steps:,} steps, "
-        f"{trained.useful_tokens_per_second:,.0f} tokens/s{' (finished before, reused)' if made.reused else ''}"
+        f"{trained.useful_tokens_per_second:,.0f} tokens/s{' (finished before, reused)' if reused else ''}"
     )
     return dg.MaterializeResult(
         value=trained,
@@ -65,9 +57,32 @@ def trained_drafter(
             "padded_tokens_per_second": number(trained.padded_tokens_per_second),
             "mlflow_run_id": trained.mlflow_run_id or "",
             "folder": dg.MetadataValue.path(trained.run_dir),
-            "reused": made.reused,
+            "reused": reused,
         },
     )
+
+
+def _train(
+    context: dg.AssetExecutionContext,
+    workbench: Workbench,
+    config: LaunchChoices,
+    snapshot: CorpusSnapshot,
+    plan: RunPlan,
+) -> TrainedDrafter:
+    """Start the ranks with Pipes open: rank 0 writes its log lines into this step's."""
+    from dflash_pipeline.stages.training import Launch, train_drafter
+
+    with dg.open_pipes_session(
+        context=context,
+        context_injector=dg.PipesTempFileContextInjector(),
+        message_reader=dg.PipesTempFileMessageReader(),
+    ) as session:
+        launch = Launch(
+            num_ranks=config.num_ranks or workbench.recipe.training.num_ranks,
+            fresh=config.fresh,
+            environment=session.get_bootstrap_env_vars(),
+        )
+        return train_drafter(workbench.recipe, workbench.storage, snapshot, plan, launch)
 
 
 @dg.asset(group_name="evaluation", kinds={"huggingface"}, pool=WAREHOUSE)
@@ -110,7 +125,8 @@ def acceptance_report(
     made = make_report(workbench.recipe, workbench.storage, conversations, exported_drafter)
     untrained, trained = made.record.untrained, made.record.trained
     context.log.info(
-        f"acceptance length: {untrained.mean:.2f} untrained, {trained.mean:.2f} trained on {trained.num_prompts} prompts"
+        f"acceptance length: {untrained.mean:.2f} untrained, {trained.mean:.2f} trained, "
+        f"on {trained.num_prompts} prompts"
         f"{' (unchanged, reused)' if made.reused else ''}"
     )
     return dg.MaterializeResult(

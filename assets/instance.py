@@ -41,7 +41,9 @@ def this_process() -> str:
 def settle_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs failed whose process was killed, and free what they held. Returns their ids."""
     running = instance.get_runs(
-        dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING])
+        dg.RunsFilter(
+            statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
+        )
     )
     dead = [run for run in running if (tag := run.tags.get(PROCESS_TAG)) and not _is_alive(tag)]
     for run in dead:

@@ -24,9 +24,7 @@ def number(value: float) -> dg.MetadataValue:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | int | float | bool]]) -> dg.MetadataValue:
     """A table that the page draws; a cell that is not finite is written as text."""
-    records = [
-        dg.TableRecord(dict(zip(columns, (_cell(value) for value in row), strict=True))) for row in rows
-    ]
+    records = [dg.TableRecord(dict(zip(columns, (_cell(value) for value in row), strict=True))) for row in rows]
     schema = dg.TableSchema(columns=[dg.TableColumn(name=name) for name in columns])
     return dg.MetadataValue.table(records=records, schema=schema)
 

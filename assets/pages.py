@@ -8,86 +8,140 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from dflash_pipeline.assets.instance import prepare_home
 from dflash_pipeline.contracts.errors import Failed, Refused
 from dflash_pipeline.recipe import load_recipe
-from dflash_pipeline.store.layout import open_storage
+from dflash_pipeline.store.layout import Storage, open_storage
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
 
 HOST = "127.0.0.1"
 PORTS_TRIED = 50
+START_SECONDS = 180.0
 STOP_SECONDS = 10.0
 
+Servers = dict[str, "subprocess.Popen[bytes]"]
 
-def serve_pages(recipe_path: Path, *, dagster_port: int, mlflow_port: int) -> None:
-    """Serve until interrupted or until one of the servers ends."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pages:
+    """Where the pages are, once both answer."""
+
+    dagster: str
+    mlflow: str
+    experiment: str
+    """Of the recipe, in MLflow."""
+
+
+def serve_pages(recipe_path: Path, *, dagster_port: int, mlflow_port: int, tell: Callable[[Pages], None]) -> None:
+    """Serve until SIGINT or SIGTERM, or until one of the servers ends. `tell` hears where, once both answer."""
     recipe = load_recipe(recipe_path)
     storage = open_storage(recipe.storage)
-    home = prepare_home(storage)
-    environment = {
+    dagster = _free_port(dagster_port, option="--dagster-port")
+    mlflow = _free_port(mlflow_port, option="--mlflow-port", but_not=dagster)
+    environment = _environment(recipe_path, storage)
+    (storage.root / "mlflow").mkdir(parents=True, exist_ok=True)
+    servers: Servers = {}
+    with _interrupted_by_sigterm():
+        try:
+            servers["Dagster"] = _start(_dagster_command(dagster), environment)
+            servers["MLflow"] = _start(_mlflow_command(mlflow, storage), environment)
+            _wait_until_open({"Dagster": dagster, "MLflow": mlflow}, servers)
+            tell(
+                Pages(
+                    dagster=f"http://{HOST}:{dagster}/asset-groups",
+                    mlflow=f"http://{HOST}:{mlflow}",
+                    experiment=recipe.name,
+                )
+            )
+            while True:
+                _refuse_ended(servers)
+                time.sleep(1)
+        except KeyboardInterrupt:
+            return
+        finally:
+            _stop(servers)
+
+
+def _environment(recipe_path: Path, storage: Storage) -> dict[str, str]:
+    return {
         **os.environ,
-        "DAGSTER_HOME": str(home),
+        "DAGSTER_HOME": str(prepare_home(storage)),
         "DFLASH_RECIPE": str(recipe_path.resolve()),
         "DFLASH_STORAGE": str(storage.root),
         "PYTHONWARNINGS": "ignore",
+        # Seven processes for jobs that nothing here asks for.
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
     }
-    dagster, mlflow = _free_port(dagster_port), _free_port(mlflow_port, but_not=dagster_port)
-    (storage.root / "mlflow").mkdir(parents=True, exist_ok=True)
-    servers = {
-        "Dagster": _start(_dagster_command(dagster), environment),
-        "MLflow": _start(
-            _mlflow_command(mlflow, tracking_uri(storage.root), artifact_location(storage.root)), environment
-        ),
-    }
-    try:
-        _wait_until_open({"Dagster": dagster, "MLflow": mlflow}, servers)
-        print(f"Dagster  http://{HOST}:{dagster}", flush=True)
-        print(f"MLflow   http://{HOST}:{mlflow}   (experiment {recipe.name}; choose Model training)", flush=True)
-        print("Ctrl-C ends both.", flush=True)
-        _watch(servers)
-    finally:
-        for server in servers.values():
-            _stop(server)
 
 
 def _dagster_command(port: int) -> list[str]:
     module = "dflash_pipeline.assets.definitions"
-    return [sys.executable, "-m", "dagster", "dev", "-m", module, "-h", HOST, "-p", str(port)]
+    return [
+        *(sys.executable, "-m", "dagster", "dev", "-m", module, "-h", HOST, "-p", str(port)),
+        *("--log-level", "warning"),
+    ]
 
 
-def _mlflow_command(port: int, store: str, artifacts: str) -> list[str]:
+def _mlflow_command(port: int, storage: Storage) -> list[str]:
+    store, artifacts = tracking_uri(storage.root), artifact_location(storage.root)
     return [
         *(sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port)),
         *("--backend-store-uri", store, "--default-artifact-root", artifacts, "--no-serve-artifacts"),
         *("--allowed-hosts", f"localhost:{port},{HOST}:{port}", "--workers", "1"),
+        *("--uvicorn-opts", "--log-level warning"),
     ]
 
 
 def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, env=dict(environment), start_new_session=True, stdout=subprocess.DEVNULL)
-
-
-def _free_port(wanted: int, *, but_not: int | None = None) -> int:
-    for port in range(wanted, wanted + PORTS_TRIED):
-        with socket.socket() as probe:
-            if port != but_not and probe.connect_ex((HOST, port)) != 0:
-                return port
-    raise Refused(
-        f"ports {wanted} to {wanted + PORTS_TRIED - 1} are taken", where="dflash ui", fix="choose another with --…-port"
+    # A session of its own: Ctrl-C reaches this process alone, which then ends both. The tether ends them when it dies.
+    tether = [sys.executable, "-m", "dflash_pipeline.launch.tether", str(os.getpid()), "--"]
+    return subprocess.Popen(
+        [*tether, *command],
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
-def _wait_until_open(ports: Mapping[str, int], servers: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    deadline = time.monotonic() + 120
+def _free_port(wanted: int, *, option: str, but_not: int | None = None) -> int:
+    last = min(wanted + PORTS_TRIED, 2**16) - 1
+    for port in range(wanted, last + 1):
+        if port != but_not and _can_bind(port):
+            return port
+    raise Refused(f"no port from {wanted} to {last} is free", where=option, fix="give another, for example 13000")
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a port whose last connection has just closed is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _wait_until_open(ports: Mapping[str, int], servers: Servers) -> None:
+    deadline = time.monotonic() + START_SECONDS
     for name, port in ports.items():
         while not _is_open(port):
             _refuse_ended(servers)
             if time.monotonic() > deadline:
-                raise Failed(f"{name} did not open port {port} in time", where="dflash ui", fix="see its lines above")
-            time.sleep(0.3)
+                raise Failed(
+                    f"{name} did not open port {port} within {START_SECONDS:.0f} s",
+                    where="dflash ui",
+                    fix="see its lines above",
+                )
+            time.sleep(0.2)
 
 
 def _is_open(port: int) -> bool:
@@ -95,28 +149,52 @@ def _is_open(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def _refuse_ended(servers: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _refuse_ended(servers: Servers) -> None:
     for name, server in servers.items():
         if server.poll() is not None:
-            raise Failed(f"{name} ended with exit code {server.returncode}", where="dflash ui", fix="see its lines above")
+            raise Failed(
+                f"{name} ended with exit code {server.returncode}", where="dflash ui", fix="see its lines above"
+            )
 
 
-def _watch(servers: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM, as a service manager sends it, is Ctrl-C here: from before the first server starts."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        while True:
-            _refuse_ended(servers)
-            time.sleep(1)
-    except KeyboardInterrupt:
-        return
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
-    if server.poll() is not None:
-        return
-    os.killpg(server.pid, signal.SIGTERM)
-    try:
-        server.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        os.killpg(server.pid, signal.SIGKILL)
+def _stop(servers: Servers) -> None:
+    """SIGTERM to both, SIGKILL to what is left of them after a grace. A second Ctrl-C cannot leave one behind."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    groups = [server.pid for server in servers.values()]
+    deadline = time.monotonic() + STOP_SECONDS
+    left = [group for group in groups if _signal(group, signal.SIGTERM)]
+    while left and time.monotonic() < deadline:
+        time.sleep(0.1)
+        for server in servers.values():
+            server.poll()
+        # A server may end before those it has started: the group is what counts.
+        left = [group for group in left if _signal(group, 0)]
+    for group in left:
+        _signal(group, signal.SIGKILL)
+    for server in servers.values():
         server.wait()
+
+
+def _signal(group: int, number: int) -> bool:
+    """Whether the group still had a process to get the signal."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

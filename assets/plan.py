@@ -126,7 +126,7 @@ def run_plan(
     token_sequences: CorpusSnapshot,
     bucket_boundaries: BucketBoundaries,
 ) -> dg.MaterializeResult[RunPlan]:
-    """The totals over all epochs, sealed before step 0: the learning-rate horizon and the length of the run are facts."""
+    """The totals over all epochs, sealed before step 0: learning-rate horizon and length of the run are facts."""
     from dflash_pipeline.stages.batching import make_plan
 
     made = make_plan(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries)

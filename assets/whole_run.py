@@ -92,7 +92,8 @@ def facts(run: WholeRun, *, dry_run: bool) -> dict[str, object]:
         "plan": plan.fingerprint,
         "total_steps": plan.total_steps,
         "epochs": [
-            {"epoch": e.epoch, "num_steps": e.num_steps, "padding_efficiency": e.padding_efficiency} for e in plan.epochs
+            {"epoch": e.epoch, "num_steps": e.num_steps, "padding_efficiency": e.padding_efficiency}
+            for e in plan.epochs
         ],
         "reused": list(run.reused),
         "dagster_run_id": run.dagster_run_id,

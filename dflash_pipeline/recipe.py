@@ -72,7 +72,9 @@ class Batching(Section):
     token_budget: int = Field(32768, ge=1, description="Most padded tokens in one micro-batch.")
     slots_per_step: int = Field(8, ge=1, description="Micro-batches in one optimiser step; ranks must divide it.")
     micro_batches_per_rank: int = Field(1, ge=1)
-    quadratic_length: float | None = Field(None, gt=0, description="Length at which attention costs as much as the rest.")
+    quadratic_length: float | None = Field(
+        None, gt=0, description="Length at which attention costs as much as the rest."
+    )
     tail: Literal["fill", "drop"] = "fill"
     overlong: Literal["drop", "refuse"] = Field("refuse", description="A sample above the token budget.")
     epochs: int = Field(6, ge=1, le=MAX_EPOCHS)
@@ -88,7 +90,9 @@ class Drafter(Section):
         None, description="Target layers (0-based) whose outputs feed the drafter; null for the evenly spaced rule."
     )
     mask_token_id: int | None = Field(
-        None, ge=0, description="Stands for positions to be drafted; null for the tokenizer's mask token or first unused row."
+        None,
+        ge=0,
+        description="Stands for positions to be drafted; null for the tokenizer's mask token or first unused row.",
     )
     intermediate_size: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
@@ -97,7 +101,9 @@ class Drafter(Section):
 class Training(Section):
     """One distributed run."""
 
-    num_ranks: int = Field(8, ge=1, description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity.")
+    num_ranks: int = Field(
+        8, ge=1, description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity."
+    )
     threads_per_rank: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     learning_rate: float = Field(6e-4, gt=0)
@@ -106,7 +112,9 @@ class Training(Section):
     warmup_fraction: float = Field(0.04, ge=0, lt=1)
     max_gradient_norm: float = Field(1.0, gt=0)
     anchors_per_sample: int = Field(512, ge=1, description="Most blocks trained in one sample and epoch.")
-    decay: float | None = Field(None, gt=0, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size.")
+    decay: float | None = Field(
+        None, gt=0, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size."
+    )
     keep_checkpoints: int = Field(2, description="Newest checkpoints kept; -1 for all.")
 
     @model_validator(mode="after")
@@ -119,7 +127,9 @@ class Training(Section):
 class Evaluation(Section):
     """Real draft-and-verify decoding on prompts that were not trained on."""
 
-    prompts: Path | None = Field(None, description="JSONL with messages, question, prompt or turns; null for the validation side.")
+    prompts: Path | None = Field(
+        None, description="JSONL with messages, question, prompt or turns; null for the validation side."
+    )
     num_prompts: int = Field(64, ge=1)
     max_new_tokens: int = Field(64, ge=1)
     num_processes: int = Field(1, ge=1, description="Prompts are shared out among this many processes.")
@@ -163,7 +173,9 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     except FileNotFoundError:
         raise Refused("there is no such recipe", where=str(path), fix="give the path of a YAML file") from None
     except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise Refused(f"not readable as YAML: {error}", where=str(path), fix="see recipes/demo.yaml for the form") from None
+        raise Refused(
+            f"not readable as YAML: {error}", where=str(path), fix="see recipes/demo.yaml for the form"
+        ) from None
     if not isinstance(raw, dict):
         raise Refused("not a mapping of sections", where=str(path), fix="see recipes/demo.yaml for the form")
     for override in overrides:
@@ -188,7 +200,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     try:
         here[last] = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise Refused(f"the value of {key} is not YAML", where="--set", fix="quote it as you would in the recipe") from None
+        raise Refused(
+            f"the value of {key} is not YAML", where="--set", fix="quote it as you would in the recipe"
+        ) from None
 
 
 def _sentence(error: ValidationError) -> str:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
 
 import typer
 
 from dflash_pipeline.cli import data, evaluate, plan, run, ui
-from dflash_pipeline.cli.output import report_error
+from dflash_pipeline.cli.output import INTERRUPTED, report_error
 
 app = typer.Typer(
     name="dflash",
     help="From raw conversations to a DFlash drafter that serves.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -22,23 +23,34 @@ for module in (run, data, plan, evaluate, ui):
     module.register(app)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the program. Exit codes: 0 done, 1 the work failed or a check did not hold, 2 refused."""
-    as_json = "--json" in sys.argv
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in given
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        code = app(standalone_mode=False)
+        code = app(args=given or ["--help"], prog_name="dflash", standalone_mode=False)
+        sys.stdout.flush()
     except typer.Exit as end:
         code = end.exit_code
     except typer.Abort:
         code = 130
     except KeyboardInterrupt:
-        print("dflash: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        report_error(INTERRUPTED, known={}, as_json=as_json, out=sys.stdout)
         code = 130
     except BrokenPipeError:
+        # The reader of a pipe has seen enough. What is still buffered must not fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except typer.TyperException as error:
-        fault = {"what": error.format_message(), "where": "usage", "fix": "see `dflash COMMAND --help`"}
-        report_error(fault, known={}, as_json=as_json)
+        report_error(_usage(error), known={}, as_json=as_json, out=sys.stdout)
         code = 2
     sys.exit(code or 0)
+
+
+def _usage(error: typer.TyperException) -> dict[str, str]:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "dflash"
+    return {"what": error.format_message().rstrip("."), "where": command, "fix": f"see `{command} --help`"}

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json, StorageDir
+from dflash_pipeline.cli.options import Debug, Json, StorageDir, example, one_of
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
+from dflash_pipeline.contracts.errors import Refused
 
 
 def register(app: typer.Typer) -> None:
-    app.command("ingest")(ingest)
-    app.command("rejected")(rejected)
-    app.command("show-sample")(show_sample)
+    app.command("ingest", epilog=example("dflash ingest --source chats.jsonl --tokenizer models/target"))(ingest)
+    app.command("rejected", epilog=example("dflash rejected --json"))(rejected)
+    app.command("show-sample", epilog=example("dflash show-sample some-id"))(show_sample)
 
 
 def ingest(
     source: Annotated[list[Path], typer.Option("--source", help="A file of conversations. May be repeated.")],
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer folder, or the target's own folder.")],
-    chat_template: Annotated[Path | None, typer.Option("--chat-template", help="A Jinja file to use instead.")] = None,
-    mapping: Annotated[str, typer.Option("--map", help="Fields that hold turns: question=user,answer=assistant")] = "",
-    supervise: Annotated[str, typer.Option("--supervise", help="all assistant turns, or the last one")] = "all",
-    max_length: Annotated[int, typer.Option("--max-length", min=2)] = 8192,
-    overlong: Annotated[str, typer.Option("--overlong", help="truncate or drop")] = "truncate",
-    max_row_bytes: Annotated[int, typer.Option("--max-row-bytes", min=1)] = 64 * 2**20,
+    chat_template: Annotated[
+        Path | None, typer.Option("--chat-template", help="A Jinja file in place of the tokenizer's own template.")
+    ] = None,
+    mapping: Annotated[
+        str, typer.Option("--map", help="Fields that hold turns, for example question=user,answer=assistant.")
+    ] = "",
+    supervise: Annotated[
+        str, typer.Option("--supervise", help="Assistant turns that carry the loss: all or last.")
+    ] = "all",
+    max_length: Annotated[int, typer.Option("--max-length", min=2, help="Longest sample in tokens.")] = 8192,
+    overlong: Annotated[
+        str, typer.Option("--overlong", help="What happens to a longer one: truncate or drop.")
+    ] = "truncate",
+    max_row_bytes: Annotated[
+        int, typer.Option("--max-row-bytes", min=1, help="A longer line is rejected as row_too_large.")
+    ] = 64 * 2**20,
     storage: StorageDir = Path("storage"),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Rows to a snapshot, outside Dagster: dflash ingest --source chats.jsonl --tokenizer DIR"""
+    """Turn rows into a snapshot of token sequences, outside Dagster."""
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.ingest_files import IngestRequest, ingest_files
@@ -42,9 +52,9 @@ def ingest(
             tokenizer=tokenizer,
             chat_template=chat_template,
             mapping=_mapping(mapping),
-            supervise=_one_of("--supervise", supervise, ("all", "last")),
+            supervise=one_of("--supervise", supervise, ("all", "last")),
             max_length=max_length,
-            overlong=_one_of("--overlong", overlong, ("truncate", "drop")),
+            overlong=one_of("--overlong", overlong, ("truncate", "drop")),
             max_row_bytes=max_row_bytes,
         )
         found = ingest_files(request, storage, known=answer.known)
@@ -52,7 +62,7 @@ def ingest(
 
 
 def rejected(storage: StorageDir = Path("storage"), as_json: Json = False, debug: Debug = False) -> None:
-    """The rejected rows of the newest ingestion: dflash rejected --json"""
+    """List the rejected rows of the newest ingestion."""
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.store.layout import open_storage
         from dflash_pipeline.store.warehouse import Warehouse
@@ -77,7 +87,7 @@ def show_sample(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """One sample as the model sees it: dflash show-sample some-id"""
+    """Show one sample as the model sees it."""
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.ingest_files import sample_facts
@@ -87,23 +97,17 @@ def show_sample(
 
 
 def _mapping(text: str) -> dict[str, str]:
-    from dflash_pipeline.contracts.errors import Refused
-
-    mapping = {}
+    mapping: dict[str, str] = {}
     for pair in filter(None, text.split(",")):
         field, sign, role = pair.partition("=")
-        if not sign or role not in ("system", "user", "assistant"):
-            raise Refused(f"{pair!r} is not FIELD=ROLE", where="--map", fix="write for example question=user,answer=assistant")
+        if not field or not sign or role not in ("system", "user", "assistant") or role in mapping:
+            raise Refused(
+                f"{pair!r} is not FIELD=ROLE, with each of system, user and assistant at most once",
+                where="--map",
+                fix="write for example question=user,answer=assistant",
+            )
         mapping[role] = field
     return mapping
-
-
-def _one_of(option: str, value: str, allowed: tuple[str, str]) -> Any:
-    from dflash_pipeline.contracts.errors import Refused
-
-    if value not in allowed:
-        raise Refused(f"{value!r}", where=option, fix=f"use {' or '.join(allowed)}")
-    return value
 
 
 def _show_ingested(found: dict[str, Any]) -> None:
@@ -126,5 +130,3 @@ def _show_sample(found: dict[str, Any]) -> None:
     print(found["text"])
     print("--- supervised ---")
     print(found["supervised_text"])
-
-

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json
+from dflash_pipeline.cli.options import Debug, Json, example
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 
@@ -17,21 +17,25 @@ TargetDir = Annotated[Path, typer.Option("--target", help="The target it was tra
 
 
 def register(app: typer.Typer) -> None:
-    app.command("evaluate")(evaluate)
-    app.command("verify-export")(verify_export)
+    app.command("evaluate", epilog=example("dflash evaluate --draft DIR --target DIR --prompts questions.jsonl"))(
+        evaluate
+    )
+    app.command("verify-export", epilog=example("dflash verify-export storage/exports/RUN --target DIR"))(verify_export)
 
 
 def evaluate(
     draft: DraftDir,
     target: TargetDir,
     prompts: Annotated[Path, typer.Option("--prompts", help="JSONL with messages, question, prompt or turns.")],
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1)] = 64,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2)] = 64,
-    num_processes: Annotated[int, typer.Option("--num-processes", min=1)] = 1,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Use the first N prompts.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=2, help="Longest answer.")] = 64,
+    num_processes: Annotated[
+        int, typer.Option("--num-processes", min=1, help="Prompts are shared out among them.")
+    ] = 1,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Acceptance length by real decoding: dflash evaluate --draft DIR --target DIR --prompts FILE"""
+    """Measure acceptance length by real draft-and-verify decoding, greedy, against the target's own output."""
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.evaluate_files import evaluate_files
@@ -67,7 +71,7 @@ def verify_export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Prove an export: dflash verify-export DIR --target DIR"""
+    """Prove that an exported drafter is what it says: files, config, tensors, tokenizer, decoding."""
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.evaluation.verify import verify_export as verify
@@ -82,9 +86,13 @@ def verify_export(
 def _show(found: dict[str, Any]) -> None:
     acceptance = found["acceptance"]
     low, high = acceptance["interval"]
-    print(f"acceptance length {acceptance['mean']:.3f} (95 %: {low:.3f} to {high:.3f}) on {found['num_prompts']} prompts")
+    print(
+        f"acceptance length {acceptance['mean']:.3f} (95 %: {low:.3f} to {high:.3f}) on {found['num_prompts']} prompts"
+    )
     print(f"pooled {acceptance['pooled']:.3f}; rounds by length {acceptance['histogram']}")
-    print("output equals the target's own" if found["lossless"] else f"OUTPUT DIFFERS on {found['num_differing']} prompts")
+    print(
+        "output equals the target's own" if found["lossless"] else f"OUTPUT DIFFERS on {found['num_differing']} prompts"
+    )
 
 
 def _show_checks(checks: Any) -> None:

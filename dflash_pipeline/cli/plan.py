@@ -7,33 +7,37 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json
+from dflash_pipeline.cli.options import Debug, Json, example, one_of
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.contracts.batching import OverlongPolicy, Padding, Strategy, TailPolicy
 from dflash_pipeline.contracts.errors import Refused
+
+_PLAN_EXAMPLE = "dflash plan --lengths lengths.npy --token-budget 32768 --slots-per-step 8 --epochs 3 --out plan"
 
 Lengths = Annotated[Path, typer.Option("--lengths", help=".npy, or .parquet with a column `length`.")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("boundaries")(boundaries)
-    app.command("plan")(plan)
-    app.command("manifest")(manifest)
+    app.command("boundaries", epilog=example("dflash boundaries --lengths lengths.npy --buckets 6"))(boundaries)
+    app.command("plan", epilog=example(_PLAN_EXAMPLE))(plan)
+    app.command("manifest", epilog=example("dflash manifest verify storage/plans/0123456789abcdef"))(manifest)
 
 
 def boundaries(
     lengths: Lengths,
     buckets: Annotated[int, typer.Option("--buckets", min=1, help="Number of buckets.")] = 6,
     grid: Annotated[int, typer.Option("--grid", min=1, help="Boundaries are multiples of this.")] = 1,
-    objective: Annotated[str, typer.Option("--objective", help="boundary: pad every sample to its boundary.")] = "boundary",
+    objective: Annotated[
+        str, typer.Option("--objective", help="boundary: pad every sample to its boundary.")
+    ] = "boundary",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Boundaries of least padding: dflash boundaries --lengths lengths.npy --buckets 6"""
+    """Find the bucket boundaries of least padding."""
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.plan_files import boundary_facts
 
-        _check(objective, ("boundary",), "--objective")
+        one_of("--objective", objective, ("boundary",))
         found = boundary_facts(lengths, num_buckets=buckets, grid=grid)
         answer.say(found, lambda: print(f"{found['boundaries']}  efficiency {found['efficiency']:.4f}"))
 
@@ -41,28 +45,42 @@ def boundaries(
 def plan(
     lengths: Lengths,
     token_budget: Annotated[int, typer.Option("--token-budget", min=1, help="Padded tokens of a micro-batch.")],
-    slots_per_step: Annotated[int, typer.Option("--slots-per-step", min=1)],
+    slots_per_step: Annotated[int, typer.Option("--slots-per-step", min=1, help="Micro-batches of one step.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the manifests.")],
-    strategy: Annotated[str, typer.Option("--strategy", help="sorted, shuffle or bucket")] = "bucket",
-    micro_batches_per_rank: Annotated[int, typer.Option("--micro-batches-per-rank", min=1)] = 1,
-    epochs: Annotated[int, typer.Option("--epochs", min=1)] = 1,
-    seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
-    buckets: Annotated[int, typer.Option("--buckets", min=1)] = 6,
-    grid: Annotated[int, typer.Option("--grid", min=1)] = 1,
-    quadratic_length: Annotated[float | None, typer.Option("--quadratic-length", help="Empty: linear cost.")] = None,
-    padding: Annotated[str, typer.Option("--padding", help="batch-max or boundary")] = "batch-max",
-    tail: Annotated[str, typer.Option("--tail", help="fill or drop")] = "fill",
-    overlong: Annotated[str, typer.Option("--overlong", help="refuse or drop samples above the budget")] = "refuse",
+    strategy: Annotated[str, typer.Option("--strategy", help="One of sorted, shuffle, bucket.")] = "bucket",
+    micro_batches_per_rank: Annotated[
+        int, typer.Option("--micro-batches-per-rank", min=1, help="Of a step; balance is planned for it.")
+    ] = 1,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, max=1000, help="Number of epochs.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the order.")] = 0,
+    buckets: Annotated[int, typer.Option("--buckets", min=1, help="Number of buckets.")] = 6,
+    grid: Annotated[int, typer.Option("--grid", min=1, help="Boundaries are multiples of this.")] = 1,
+    quadratic_length: Annotated[
+        float | None,
+        typer.Option(
+            "--quadratic-length", help="Length at which attention costs as much as the rest; without: linear."
+        ),
+    ] = None,
+    padding: Annotated[
+        str,
+        typer.Option(
+            "--padding", help="Pad to the micro-batch's longest sample (batch-max) or to its boundary (boundary)."
+        ),
+    ] = "batch-max",
+    tail: Annotated[str, typer.Option("--tail", help="An unfilled last step: fill or drop.")] = "fill",
+    overlong: Annotated[
+        str, typer.Option("--overlong", help="A sample above the token budget: refuse or drop.")
+    ] = "refuse",
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Manifests for any lengths: dflash plan --lengths lengths.npy --token-budget 32768 --slots-per-step 8 --out plan"""
+    """Plan epochs for any lengths: manifests as Parquet files, sealed by a plan."""
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.plan_files import PlanRequest, plan_files
 
         request = PlanRequest(
             lengths=lengths,
-            strategy=_check(strategy, get_args(Strategy), "--strategy"),
+            strategy=one_of("--strategy", strategy, get_args(Strategy)),
             token_budget=token_budget,
             slots_per_step=slots_per_step,
             micro_batches_per_rank=micro_batches_per_rank,
@@ -71,9 +89,9 @@ def plan(
             num_buckets=buckets,
             grid=grid,
             quadratic_length=quadratic_length,
-            padding=_check(padding, get_args(Padding), "--padding"),
-            tail=_check(tail, get_args(TailPolicy), "--tail"),
-            overlong=_check(overlong, get_args(OverlongPolicy), "--overlong"),
+            padding=one_of("--padding", padding, get_args(Padding)),
+            tail=one_of("--tail", tail, get_args(TailPolicy)),
+            overlong=one_of("--overlong", overlong, get_args(OverlongPolicy)),
             out=out,
         )
         found = plan_files(request)
@@ -81,16 +99,16 @@ def plan(
 
 
 def manifest(
-    action: Annotated[str, typer.Argument(help="show, verify or diff")],
+    action: Annotated[str, typer.Argument(help="show, verify or diff", metavar="ACTION")],
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Plan folders: one, or two to diff.")],
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Read, check or compare plans on disk: dflash manifest verify storage/plans/…"""
+    """Read, check or compare plans on disk."""
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.plan_files import diff_plans, show_plan, verify_plan
 
-        _check(action, ("show", "verify", "diff"), "manifest")
+        one_of("manifest", action, ("show", "verify", "diff"))
         if action == "diff":
             found = diff_plans(folders)
             answer.say(found, lambda: _show_json(found))
@@ -101,12 +119,6 @@ def manifest(
         answer.say(found, lambda: _show_plan(found) if action == "show" else _show_json(found))
         if not found.get("ok", True):
             raise typer.Exit(1)
-
-
-def _check(value: str, allowed: tuple[str, ...], option: str) -> Any:
-    if value not in allowed:
-        raise Refused(f"{value!r} is unknown", where=option, fix=f"use one of {', '.join(allowed)}")
-    return value
 
 
 def _show_plan(found: dict[str, Any]) -> None:

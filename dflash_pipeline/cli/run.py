@@ -7,25 +7,27 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath
+from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath, example
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 
 
 def register(app: typer.Typer) -> None:
-    app.command("run")(run)
-    app.command("train")(train)
+    app.command("run", epilog=example("dflash run recipes/demo.yaml --set batching.seed=7"))(run)
+    app.command("train", epilog=example("dflash train recipes/demo.yaml --fresh"))(train)
 
 
 def run(
     recipe: RecipePath,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop before training: data, boundaries and plan.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Stop before training: data, boundaries and plan.")
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again instead of resuming or reusing the run.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Materialise the whole chain in one Dagster run: dflash run recipes/demo.yaml
+    """Materialise the whole chain, from sources to a measured drafter, in one Dagster run.
 
     What exists and is unchanged is reused; what was interrupted goes on where it stopped.
     """
@@ -50,7 +52,7 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The training op without Dagster, on the newest plan of a recipe: dflash train recipes/demo.yaml
+    """Run the training op without Dagster, on the newest plan of a recipe.
 
     The plan must exist (`dflash run RECIPE --dry-run` makes it). Prints the torchrun line it uses.
     """

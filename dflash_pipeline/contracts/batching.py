@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,8 +14,11 @@ Padding = Literal["batch-max", "boundary"]
 TailPolicy = Literal["fill", "drop"]
 OverlongPolicy = Literal["drop", "refuse"]
 
-ORDER_VERSION = 1
-"""Part of every plan's identity: raised when the order or packing changes, so that an old plan is never taken for a new one."""
+MOST_TOKENS = 2**40
+"""Longest sample and largest budget: far above any real one, and low enough that no sum leaves 64 bits."""
+
+ORDER_VERSION = 2
+"""Part of every plan's identity: raised when order or packing change, so that no old plan passes for a new one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +33,17 @@ class CostModel:
     anchor_cost: float = 0.0
 
     def __post_init__(self) -> None:
-        if (self.quadratic_length is not None and not self.quadratic_length > 0) or not self.anchor_cost >= 0:
+        lengths = () if self.quadratic_length is None else (self.quadratic_length,)
+        if not all(0 < x < math.inf for x in lengths) or not 0 <= self.anchor_cost < math.inf:
             raise ContractBroken(
                 f"quadratic_length {self.quadratic_length}, anchor_cost {self.anchor_cost}",
                 where="cost model",
-                fix="use a positive length (none for linear cost) and an anchor cost of at least 0",
+                fix="use a positive length (none for linear cost) and a finite anchor cost of at least 0",
             )
+        # 24576 and 24576.0 are one cost, so they must have one fingerprint.
+        object.__setattr__(self, "anchor_cost", float(self.anchor_cost))
+        if self.quadratic_length is not None:
+            object.__setattr__(self, "quadratic_length", float(self.quadratic_length))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,18 +70,25 @@ class BatchingSpec:
 
     def __post_init__(self) -> None:
         self._check_choices()
-        if self.token_budget < 1 or self.slots_per_step < 1 or self.micro_batches_per_rank < 1:
+        counts = (self.token_budget, self.slots_per_step, self.micro_batches_per_rank)
+        if min(counts) < 1 or max(counts) > MOST_TOKENS:
             raise ContractBroken(
                 f"token budget {self.token_budget}, slots per step {self.slots_per_step}, "
                 f"micro-batches per rank {self.micro_batches_per_rank}",
                 where="batching",
-                fix="each must be at least 1",
+                fix=f"each must be at least 1 and at most {MOST_TOKENS}",
             )
         if self.slots_per_step % self.micro_batches_per_rank:
             raise ContractBroken(
-                f"{self.micro_batches_per_rank} micro-batches per rank do not divide {self.slots_per_step} slots per step",
+                f"{self.micro_batches_per_rank} micro-batches per rank do not divide {self.slots_per_step} slots",
                 where="batching.micro_batches_per_rank",
                 fix="choose a divisor of slots_per_step",
+            )
+        if self.padding == "boundary" and self.strategy != "bucket":
+            raise ContractBroken(
+                f"padding up to the boundary with strategy {self.strategy}, which has no buckets",
+                where="batching.padding",
+                fix="use padding: batch-max, or strategy: bucket",
             )
         ascending = all(b > a for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
         if not self.boundaries or self.boundaries[0] < 1 or not ascending:
@@ -94,7 +110,9 @@ class BatchingSpec:
         for name, value, allowed in choices:
             if value not in get_args(allowed):
                 raise ContractBroken(
-                    f"{name} {value!r} is unknown", where=f"batching.{name}", fix=f"use one of {', '.join(get_args(allowed))}"
+                    f"{name} {value!r} is unknown",
+                    where=f"batching.{name}",
+                    fix=f"use one of {', '.join(get_args(allowed))}",
                 )
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
+from dflash_pipeline.contracts.batching import MOST_TOKENS
 from dflash_pipeline.contracts.errors import ContractBroken
 
 Ints = npt.NDArray[np.int64]
@@ -26,7 +28,7 @@ class CorpusSnapshot:
     tokenizer: str
     template: str
     answers: str
-    """"source" when the answers are those of the files, otherwise the fingerprint of the target and settings that wrote them."""
+    """"source" for the answers of the files, otherwise the fingerprint of the target and settings that wrote them."""
     max_length: int
     num_train_samples: int
     num_validation_samples: int
@@ -109,9 +111,9 @@ class LengthStatistics:
             raise ContractBroken(
                 f"quantile of {fraction}", where="length statistics", fix="ask for a fraction above 0 and at most 1"
             )
-        below = np.cumsum(self.counts)
-        rank = int(np.ceil(fraction * self.num_samples))
-        return self.lengths[int(np.searchsorted(below, rank))]
+        reached = zip(self.lengths, accumulate(self.counts), strict=True)
+        # Compared as shares: 0.07 * 100 is above 7, while 7 / 100 is 0.07.
+        return next(length for length, below in reached if below / self.num_samples >= fraction)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -130,15 +132,24 @@ class SampleLengths:
                 where=where,
                 fix="give one of each for every sample",
             )
+        if self.num_tokens.dtype != np.int64 or self.num_supervised.dtype != np.int64:
+            raise ContractBroken(
+                f"columns of {self.num_tokens.dtype} and {self.num_supervised.dtype}",
+                where=where,
+                fix="give int64: sums of tokens outgrow smaller types",
+            )
         if self.num_tokens.size == 0:
-            raise ContractBroken("there are no samples", where=where, fix="give at least one; nothing can be trained on none")
-        odd = np.flatnonzero((self.num_tokens < 0) | (self.num_supervised < 0) | (self.num_supervised > self.num_tokens))
+            raise ContractBroken(
+                "there are no samples", where=where, fix="give at least one; nothing can be trained on none"
+            )
+        tokens, supervised = self.num_tokens, self.num_supervised
+        odd = np.flatnonzero((tokens > MOST_TOKENS) | (supervised < 0) | (supervised > tokens))
         if odd.size:
             sample = int(odd[0])
             raise ContractBroken(
                 f"sample {sample} has {self.num_supervised[sample]} supervised of {self.num_tokens[sample]} tokens",
                 where=where,
-                fix="lengths are at least 0 and hold their supervised tokens",
+                fix=f"lengths are at least 0, at most {MOST_TOKENS}, and hold their supervised tokens",
             )
         for name in ("num_tokens", "num_supervised"):
             column = getattr(self, name).view()

@@ -17,8 +17,8 @@ FINGERPRINT_LENGTH = 16
 def fingerprint(**parts: Any) -> str:
     """Identity of named parts: plain values, records, mappings, sequences and numpy arrays.
 
-    Mappings and sets do not depend on order; floats are hashed by their shortest exact text; arrays by
-    type, shape and bytes. Anything else is a `TypeError`, so that an object's address can never become part of an identity.
+    Mappings and sets do not depend on order; floats are hashed by their shortest exact text; arrays by type, shape and
+    bytes. Anything else is a `TypeError`, so that an object's address can never become part of an identity.
     """
     text = json.dumps(_plain(parts), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_LENGTH]
@@ -28,6 +28,8 @@ def array_digest(*arrays: np.ndarray) -> str:
     """SHA-256 over type, shape and little-endian bytes of arrays, in the order given."""
     digest = hashlib.sha256()
     for array in arrays:
+        if array.dtype.hasobject:
+            raise TypeError("cannot digest an array of objects: its bytes are addresses")
         little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
         digest.update(f"{little.dtype.str}{little.shape}".encode())
         digest.update(little.data)
@@ -38,7 +40,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return {"float": repr(value)}
+        return {"float": repr(float(value))}  # float() so that numpy's doubles read the same.
     if isinstance(value, np.generic):
         return _plain(value.item())
     if isinstance(value, np.ndarray):

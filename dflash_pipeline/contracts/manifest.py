@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,18 @@ from dflash_pipeline.contracts.fingerprint import array_digest
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+COLUMNS: Mapping[str, type[np.generic]] = {
+    "sample_ids": np.int64,
+    "offsets": np.int64,
+    "padded_length": np.int64,
+    "num_tokens": np.int64,
+    "supervised_tokens": np.int64,
+    "cost": np.float64,
+    "filler": np.bool_,
+    "dropped": np.int64,
+}
+"""An epoch's columns and the type of each, in the order in which they are digested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,10 +75,10 @@ class EpochSummary:
 class EpochManifest:
     """Every micro-batch of one epoch, as columns; arrays are made read-only.
 
-    Micro-batch m = step * slots_per_step + slot holds `sample_ids[offsets[m]:offsets[m + 1]]`. The per-batch columns have
-    shape `[num_steps, slots_per_step]`. Construction checks, and names epoch, step and slot of the first violation: every
-    step full, none empty, no budget exceeded, each sample of the corpus scheduled exactly once or listed as dropped,
-    fillers flagged copies of scheduled samples.
+    Micro-batch m = step * slots_per_step + slot holds `sample_ids[offsets[m]:offsets[m + 1]]`. The per-batch columns
+    have shape `[num_steps, slots_per_step]`. Construction checks, and names epoch, step and slot of what breaks it:
+    every step full, none of fillers only, no micro-batch empty or above the budget, each sample of the corpus scheduled
+    exactly once or listed as dropped, fillers flagged copies of scheduled samples.
     """
 
     epoch: int
@@ -84,7 +96,7 @@ class EpochManifest:
     dropped: Ints
 
     def __post_init__(self) -> None:
-        for name in ("sample_ids", "offsets", "padded_length", "num_tokens", "supervised_tokens", "cost", "filler", "dropped"):
+        for name in COLUMNS:
             column = getattr(self, name).view()
             column.setflags(write=False)
             object.__setattr__(self, name, column)
@@ -104,7 +116,8 @@ class EpochManifest:
     @property
     def batch_sizes(self) -> Ints:
         """Samples of each micro-batch, shape `[num_steps, slots_per_step]`."""
-        return np.diff(self.offsets).reshape(self.padded_length.shape)
+        sizes: Ints = np.diff(self.offsets).reshape(self.padded_length.shape)
+        return sizes
 
     @property
     def padded_tokens(self) -> Ints:
@@ -114,7 +127,8 @@ class EpochManifest:
     @property
     def step_costs(self) -> Floats:
         """Cost of each step over its real micro-batches, shape `[num_steps]`."""
-        return np.where(self.filler, 0.0, self.cost).sum(axis=1)
+        costs: Floats = np.where(self.filler, 0.0, self.cost).sum(axis=1)
+        return costs
 
     def micro_batch(self, step: int, slot: int) -> MicroBatch:
         if not (0 <= step < self.num_steps and 0 <= slot < self.slots_per_step):
@@ -159,17 +173,7 @@ class EpochManifest:
     def digest(self) -> str:
         """SHA-256 over every column: equal digests are equal epochs, byte for byte."""
         head = np.array([self.epoch, self.num_corpus_samples, self.slots_per_step, self.token_budget], dtype=np.int64)
-        return array_digest(
-            head,
-            self.sample_ids,
-            self.offsets,
-            self.padded_length,
-            self.num_tokens,
-            self.supervised_tokens,
-            self.cost,
-            self.filler,
-            self.dropped,
-        )
+        return array_digest(head, *(getattr(self, name) for name in COLUMNS))
 
     def _broken(self, what: str, fix: str, at: int | None = None) -> ContractBroken:
         where = f"epoch {self.epoch}"
@@ -183,6 +187,11 @@ class EpochManifest:
                 f"{self.num_corpus_samples} samples in steps of {self.slots_per_step} slots",
                 "an epoch is counted from 0 and has samples and slots",
             )
+        for name, kind in COLUMNS.items():
+            if getattr(self, name).dtype != kind:
+                raise self._broken(
+                    f"column {name} is of type {getattr(self, name).dtype}", f"give {np.dtype(kind).name} values"
+                )
         batches = self.offsets.size - 1
         if self.padded_length.ndim != 2 or self.padded_length.shape[1] != self.slots_per_step or self.num_steps < 1:
             raise self._broken(
@@ -192,10 +201,15 @@ class EpochManifest:
         for name in ("num_tokens", "supervised_tokens", "cost", "filler"):
             if getattr(self, name).shape != self.padded_length.shape:
                 raise self._broken(f"column {name} has another shape than padded_length", "build all columns together")
-        if batches != self.padded_length.size or self.offsets[0] != 0 or self.offsets[-1] != self.sample_ids.size:
+        flat = self.offsets.ndim == self.sample_ids.ndim == self.dropped.ndim == 1
+        if not flat or batches != self.padded_length.size:
             raise self._broken(
-                f"offsets describe {batches} micro-batches and {self.offsets[-1]} samples, the columns "
-                f"{self.padded_length.size} and {self.sample_ids.size}",
+                f"offsets describe {batches} micro-batches, the columns {self.padded_length.size}",
+                "build offsets, ids and dropped as flat columns from the batch sizes",
+            )
+        if self.offsets[0] != 0 or self.offsets[-1] != self.sample_ids.size:
+            raise self._broken(
+                f"offsets run from {self.offsets[0]} to {self.offsets[-1]} over {self.sample_ids.size} sample ids",
                 "build offsets from the batch sizes",
             )
 
@@ -220,6 +234,11 @@ class EpochManifest:
             "count supervised tokens among the real ones",
         )
         cost = self.cost.ravel()
+        self._first(
+            np.repeat(self.filler.all(axis=1), self.slots_per_step),
+            lambda m: "the step holds fillers only",
+            "leave it out: it has no loss to normalise",
+        )
         self._first(~(np.isfinite(cost) & (cost > 0)), lambda m: f"cost {cost[m]}", "a cost is finite and above 0")
 
     def _check_every_sample_once(self) -> None:
@@ -227,7 +246,9 @@ class EpochManifest:
         outside = (self.sample_ids < 0) | (self.sample_ids >= self.num_corpus_samples)
         if outside.any():
             at = int(outside.argmax())
-            raise self._broken(f"sample {self.sample_ids[at]} is not in the corpus", "plan from this snapshot", int(owner[at]))
+            raise self._broken(
+                f"sample {self.sample_ids[at]} is not in the corpus", "plan from this snapshot", int(owner[at])
+            )
         if self.dropped.size and (self.dropped.min() < 0 or self.dropped.max() >= self.num_corpus_samples):
             raise self._broken("a dropped sample is not in the corpus", "plan from this snapshot")
         real = ~self.filler.ravel()[owner]
@@ -243,9 +264,14 @@ class EpochManifest:
         missing = np.flatnonzero(times + dropped != 1)
         if missing.size:
             sample = int(missing[0])
-            what = "neither scheduled nor dropped" if times[sample] + dropped[sample] == 0 else "dropped twice or also scheduled"
+            what = (
+                "neither scheduled nor dropped"
+                if times[sample] + dropped[sample] == 0
+                else "dropped twice or also scheduled"
+            )
             raise self._broken(
-                f"sample {sample} is {what} ({missing.size} such samples)", "scheduled and dropped must add up to the corpus"
+                f"sample {sample} is {what} ({missing.size} such samples)",
+                "scheduled and dropped must add up to the corpus",
             )
         copies = self.sample_ids[~real]
         if copies.size and (times[copies] == 0).any():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NewType
@@ -68,7 +69,7 @@ class RunPlan:
 
     @property
     def total_cost(self) -> float:
-        return sum(e.cost for e in self.epochs)
+        return math.fsum(e.cost for e in self.epochs)
 
     @property
     def end(self) -> Position:
@@ -84,7 +85,9 @@ class RunPlan:
         """Where `done` steps have led: inside an epoch or at its start; only the run's end is an epoch's end."""
         if not 0 <= done <= self.total_steps:
             raise ContractBroken(
-                f"global step {done} of {self.total_steps}", where="plan", fix="ask for a step between 0 and total_steps"
+                f"global step {done} of {self.total_steps}",
+                where="plan",
+                fix="ask for a step between 0 and total_steps",
             )
         ends = accumulate(e.num_steps for e in self.epochs)
         for epoch, end in enumerate(ends):
@@ -99,9 +102,10 @@ class RunPlan:
     def cost_fraction(self, at: Position) -> float:
         """Share of the run's cost done, in [0, 1], for the time left; inside an epoch steps count as equal."""
         self._check(at)
-        before = sum(e.cost for e in self.epochs[: at.epoch])
         current = self.epochs[at.epoch]
-        return min(1.0, (before + current.cost * at.step / current.num_steps) / self.total_cost)
+        here = current.cost * (at.step / current.num_steps)
+        # fsum rounds once, so the run's end is exactly 1 and no position before an epoch's end is above it.
+        return math.fsum((*(e.cost for e in self.epochs[: at.epoch]), here)) / self.total_cost
 
     def _check(self, at: Position) -> None:
         if at.epoch >= self.num_epochs or at.step > self.epochs[at.epoch].num_steps:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+import numpy as np
 
 from dflash_pipeline.contracts.errors import ContractBroken
 from dflash_pipeline.contracts.manifest import EpochManifest
@@ -25,7 +28,7 @@ class Progress:
     def __post_init__(self) -> None:
         if not (0 <= self.epoch_steps_done <= self.epoch_steps and 0 <= self.run_steps_done <= self.run_steps):
             raise ContractBroken(
-                f"{self.epoch_steps_done} of {self.epoch_steps} steps, {self.run_steps_done} of {self.run_steps} in the run",
+                f"steps {self.epoch_steps_done} of {self.epoch_steps}, run {self.run_steps_done} of {self.run_steps}",
                 where=f"progress in epoch {self.epoch}",
                 fix="advance only within the manifest in use",
             )
@@ -59,35 +62,34 @@ class ProgressBoard:
     frozen record, so a reader sees a numerator only with the denominator it belongs to.
     """
 
-    __slots__ = ("_current", "_step_costs")
+    __slots__ = ("_cost_done", "_current")
 
     def __init__(self) -> None:
         self._current = Progress()
-        self._step_costs: tuple[float, ...] = ()
+        self._cost_done: tuple[float, ...] = ()
 
     def read(self) -> Progress:
         return self._current
 
     def open_epoch(self, plan: RunPlan, manifest: EpochManifest, at: Position) -> Progress:
         """Take up `manifest`, of which `at.step` steps are already done."""
-        summary = plan.epochs[manifest.epoch]
-        if at.epoch != manifest.epoch or summary.num_steps != manifest.num_steps:
+        planned = plan.epochs[at.epoch].num_steps if at.epoch < plan.num_epochs else 0
+        if at.epoch != manifest.epoch or planned != manifest.num_steps:
             raise ContractBroken(
                 f"position in epoch {at.epoch}, manifest of epoch {manifest.epoch} with {manifest.num_steps} steps, "
-                f"planned {summary.num_steps}",
+                f"planned {planned}",
                 where="progress",
                 fix="open the manifest that the plan sealed for the position's epoch",
             )
-        costs = manifest.step_costs
-        self._step_costs = tuple(costs.tolist())
-        before = sum(e.cost for e in plan.epochs[: at.epoch])
+        run_steps_done = plan.global_step(at)
+        self._cost_done = _cost_done(plan, manifest)
         self._current = Progress(
             epoch=manifest.epoch,
             epoch_steps_done=at.step,
             epoch_steps=manifest.num_steps,
-            run_steps_done=plan.global_step(at),
+            run_steps_done=run_steps_done,
             run_steps=plan.total_steps,
-            run_cost_done=before + float(costs[: at.step].sum()),
+            run_cost_done=self._cost_done[at.step],
             run_cost=plan.total_cost,
         )
         return self._current
@@ -107,7 +109,15 @@ class ProgressBoard:
             epoch_steps=now.epoch_steps,
             run_steps_done=now.run_steps_done + 1,
             run_steps=now.run_steps,
-            run_cost_done=now.run_cost_done + self._step_costs[now.epoch_steps_done],
+            run_cost_done=self._cost_done[now.epoch_steps_done + 1],
             run_cost=now.run_cost,
         )
         return self._current
+
+
+def _cost_done(plan: RunPlan, manifest: EpochManifest) -> tuple[float, ...]:
+    """The run's cost after 0, 1, 2 … steps of the manifest; after its last exactly what the plan says."""
+    costs = [e.cost for e in plan.epochs]
+    before, after = math.fsum(costs[: manifest.epoch]), math.fsum(costs[: manifest.epoch + 1])
+    reached = np.minimum(before + np.cumsum(manifest.step_costs), after)
+    return (before, *reached[:-1].tolist(), after)

@@ -47,7 +47,8 @@ def measure_in_processes(
     """One report a candidate, over all prompts. With one process nothing is spawned."""
     shares = [list(range(first, len(prompts), num_processes)) for first in range(min(num_processes, len(prompts)))]
     work = [
-        (list(candidates), [prompts[i] for i in share], target_dir, max_new_tokens, stop_ids, device) for share in shares
+        (list(candidates), [prompts[i] for i in share], target_dir, max_new_tokens, stop_ids, device)
+        for share in shares
     ]
     if len(work) == 1:
         measured = [_measure_share(*work[0])]

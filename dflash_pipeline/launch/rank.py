@@ -94,7 +94,9 @@ class PipesLog:
         self.pipes = pipes
 
     def start(self, params: Params) -> None:
-        self.pipes.log.info(f"training run {params['run']}: {params['total_steps']} steps on {params['num_ranks']} ranks")
+        self.pipes.log.info(
+            f"training run {params['run']}: {params['total_steps']} steps on {params['num_ranks']} ranks"
+        )
 
     def step(self, record: StepRecord) -> None:
         pass

@@ -32,7 +32,8 @@ def load_causal_lm(path: Path, *, device: str = "cpu", dtype: Dtype = "float32")
         dtype=getattr(torch, dtype),
         attn_implementation="sdpa",
     )
-    return model.to(device).eval()
+    model.to(torch.device(device))
+    return model.eval()
 
 
 def stop_token_ids(path: Path) -> frozenset[int]:

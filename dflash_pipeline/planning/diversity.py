@@ -5,11 +5,14 @@ Definitions: docs/batching.md. All are over every step and every sample, no esti
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from dflash_pipeline.contracts.batching import CostModel
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest, Floats
+from dflash_pipeline.planning.cost import padded_cost
 from dflash_pipeline.planning.packing import Ints
 
 CELLS_AT_ONCE = 2**22
@@ -17,14 +20,16 @@ CELLS_AT_ONCE = 2**22
 
 
 def overall_efficiency(manifest: EpochManifest, samples: SampleLengths, cost: CostModel, *, num_ranks: int) -> float:
-    """Cost of the samples themselves / cost that all ranks pay when each waits for the slowest of its step."""
-    rank_costs = manifest.cost.reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
+    """Cost of the samples themselves / cost that all ranks pay when each waits for the slowest of its step.
+
+    Both by `cost`, which may be another than the one the epoch was planned with.
+    """
+    batch_costs = padded_cost(manifest.batch_sizes, manifest.padded_length, manifest.supervised_tokens, cost)
+    rank_costs = batch_costs.reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
     paid = num_ranks * float(rank_costs.max(axis=1).sum())
     scheduled = np.setdiff1d(np.arange(samples.num_tokens.size), manifest.dropped)
-    lengths = samples.num_tokens[scheduled].astype(np.float64)
-    if cost.quadratic_length is not None:
-        lengths = lengths * (1 + lengths / cost.quadratic_length)
-    return float(lengths.sum() + cost.anchor_cost * samples.num_supervised[scheduled].sum()) / paid
+    needed = padded_cost(1, samples.num_tokens[scheduled], samples.num_supervised[scheduled], cost)
+    return float(needed.sum()) / paid
 
 
 def length_distance(manifest: EpochManifest, samples: SampleLengths) -> float:
@@ -37,7 +42,7 @@ def length_distance(manifest: EpochManifest, samples: SampleLengths) -> float:
     total, rows = 0.0, max(1, CELLS_AT_ONCE // unique.size)
     order = np.argsort(step_of, kind="stable")
     bounds = np.searchsorted(step_of[order], np.arange(0, manifest.num_steps + rows, rows))
-    for first, (start, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for first, (start, end) in enumerate(pairwise(bounds.tolist())):
         here = order[start:end]
         steps = min(rows, manifest.num_steps - first * rows)
         cells = (step_of[here] - first * rows) * unique.size + index[here]

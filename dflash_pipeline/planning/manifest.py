@@ -8,6 +8,7 @@ from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.planning.cost import padded_cost
 from dflash_pipeline.planning.packing import Ints, Packing
 from dflash_pipeline.planning.steps import drop_tail, fill_steps
 from dflash_pipeline.planning.strategies import STRATEGIES
@@ -43,7 +44,7 @@ def build_epoch_manifest(samples: SampleLengths, spec: BatchingSpec, *, epoch: i
         padded_length=packing.padded_length.reshape(shape),
         num_tokens=_sum_of_each(lengths, packing).reshape(shape),
         supervised_tokens=supervised.reshape(shape),
-        cost=_costs(packing, supervised, spec).reshape(shape),
+        cost=padded_cost(packing.sizes, packing.padded_length, supervised, spec.cost).reshape(shape),
         filler=filler.reshape(shape),
         dropped=dropped,
     )
@@ -59,14 +60,14 @@ def _usable(samples: SampleLengths, spec: BatchingSpec) -> tuple[Ints, Ints]:
             where="batching.boundaries",
             fix="optimise the boundaries for this snapshot",
         )
-    if spec.strategy == "bucket" and spec.padding == "boundary":
+    padded, padded_up = lengths, ""
+    if spec.padding == "boundary":
         padded = np.array(spec.boundaries)[np.searchsorted(spec.boundaries, lengths)]
-    else:
-        padded = lengths
+        padded_up = " when padded up to the boundary"
     overlong = padded > spec.token_budget
     if overlong.any() and spec.overlong == "refuse":
         raise Refused(
-            f"{_named(np.flatnonzero(overlong))} above the token budget of {spec.token_budget}",
+            f"{_named(np.flatnonzero(overlong))} above the token budget of {spec.token_budget}{padded_up}",
             where="batching.token_budget",
             fix="raise the budget, lower data.max_length so that they are truncated, or set batching.overlong: drop",
         )
@@ -89,10 +90,3 @@ def _named(ids: Ints) -> str:
 def _sum_of_each(values: Ints, packing: Packing) -> Ints:
     starts = np.concatenate(([0], np.cumsum(packing.sizes)[:-1]))
     return np.add.reduceat(values[packing.sample_ids], starts)
-
-
-def _costs(packing: Packing, supervised: Ints, spec: BatchingSpec) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    padded = (packing.sizes * packing.padded_length).astype(np.float64)
-    if spec.cost.quadratic_length is not None:
-        padded = padded * (1 + packing.padded_length / spec.cost.quadratic_length)
-    return padded + spec.cost.anchor_cost * supervised

@@ -12,7 +12,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packing:
-    """Micro-batches in serving order: batch m holds the next `sizes[m]` of `sample_ids`, padded to `padded_length[m]`."""
+    """Micro-batches as served: number m holds the next `sizes[m]` of `sample_ids`, padded to `padded_length[m]`."""
 
     sample_ids: Ints
     sizes: Ints
@@ -52,9 +52,15 @@ def reorder(packing: Packing, order: Ints) -> Packing:
     """The same micro-batches in another order."""
     starts = np.cumsum(packing.sizes) - packing.sizes
     sizes = packing.sizes[order]
-    within = np.arange(packing.sample_ids.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     return Packing(
-        sample_ids=packing.sample_ids[np.repeat(starts[order], sizes) + within],
+        sample_ids=packing.sample_ids[places(starts[order], sizes)],
         sizes=sizes,
         padded_length=packing.padded_length[order],
     )
+
+
+def places(starts: Ints, sizes: Ints) -> Ints:
+    """Places of the samples of micro-batches that begin at `starts`, one micro-batch after another."""
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    found: Ints = np.repeat(starts, sizes) + within
+    return found

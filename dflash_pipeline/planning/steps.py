@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each
+from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, places
 
 
 def fill_steps(packing: Packing, lengths: Ints, spec: BatchingSpec) -> tuple[Packing, npt.NDArray[np.bool_]]:
@@ -47,31 +47,31 @@ def drop_tail(packing: Packing, spec: BatchingSpec) -> tuple[Packing, Ints]:
 
 
 def _split(packing: Packing, lengths: Ints, spec: BatchingSpec, times: int) -> Packing:
-    """Halve the largest micro-batch `times` times, in place; stop early when only single samples are left."""
-    pieces = {m: [int(size)] for m, size in enumerate(packing.sizes.tolist())} if times else {}
-    heap = [(-int(size), m) for m, size in enumerate(packing.sizes.tolist())] if times else []
-    heapq.heapify(heap)
-    for _ in range(times):
-        negative, m = heapq.heappop(heap)
-        if negative == -1:
-            break
-        pieces[m] = _halve_one(pieces[m], -negative)
-        heapq.heappush(heap, (-max(pieces[m]), m))
+    """Halve the largest micro-batch `times` times, the first of equals; fewer when only single samples are left.
+
+    The halves cut off go to the end, so that every step before the last keeps the micro-batches it was given.
+    """
     if not times:
         return packing
-    sizes = np.array([size for m in range(packing.sizes.size) for size in pieces[m]], dtype=np.int64)
-    parts = np.array([len(pieces[m]) for m in range(packing.sizes.size)])
-    padded = (
-        np.repeat(packing.padded_length, parts)
-        if spec.padding == "boundary"
-        else longest_of_each(lengths[packing.sample_ids], sizes)
-    )
-    return Packing(sample_ids=packing.sample_ids, sizes=sizes, padded_length=padded)
-
-
-def _halve_one(pieces: list[int], size: int) -> list[int]:
-    at = pieces.index(size)
-    return [*pieces[:at], size - size // 2, size // 2, *pieces[at + 1 :]]
+    sizes = packing.sizes.tolist()
+    starts = (np.cumsum(packing.sizes) - packing.sizes).tolist()
+    origins = list(range(len(sizes)))
+    largest = [(-size, m) for m, size in enumerate(sizes)]
+    heapq.heapify(largest)
+    while times and largest[0][0] < -1:
+        _, m = heapq.heappop(largest)
+        cut = sizes[m] // 2
+        sizes[m] -= cut
+        sizes.append(cut)
+        starts.append(starts[m] + sizes[m])
+        origins.append(origins[m])
+        heapq.heappush(largest, (-sizes[m], m))
+        heapq.heappush(largest, (-cut, len(sizes) - 1))
+        times -= 1
+    new_sizes = np.array(sizes, dtype=np.int64)
+    ids = packing.sample_ids[places(np.array(starts, dtype=np.int64), new_sizes)]
+    padded = packing.padded_length[origins] if spec.padding == "boundary" else longest_of_each(lengths[ids], new_sizes)
+    return Packing(sample_ids=ids, sizes=new_sizes, padded_length=padded)
 
 
 def _with_copies(packing: Packing, copies: int) -> Packing:

@@ -97,7 +97,7 @@ def make_epochs(
     *,
     tell: Callable[[PlannedEpoch], None],
 ) -> list[PlannedEpoch]:
-    """Write the manifests of these epochs; whole ones are reused, damaged ones set aside and rebuilt. `tell` hears of each."""
+    """Write the manifests of these epochs; whole ones are reused, damaged ones rebuilt. `tell` hears of each."""
     spec = batching_spec(recipe, boundaries)
     folder = plan_folder(storage.plans, snapshot=snapshot.fingerprint, spec=spec)
     save_spec(folder, spec)

@@ -49,7 +49,9 @@ def check_token_budget(storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan
         step, slot = divmod(int((short | over).argmax()), manifest.slots_per_step)
         return f"step {step} slot {slot} is padded too short or exceeds {plan.spec.token_budget} tokens"
 
-    return _look_at_all(storage, snapshot, plan, look, f"every micro-batch within {plan.spec.token_budget} padded tokens")
+    return _look_at_all(
+        storage, snapshot, plan, look, f"every micro-batch within {plan.spec.token_budget} padded tokens"
+    )
 
 
 def check_totals(storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan) -> Finding:

@@ -1,4 +1,4 @@
-"""`dflash ingest` and `show-sample`: the first stages without a recipe and without Dagster, and one sample looked up."""
+"""`dflash ingest` and `show-sample`: the first stages without recipe and Dagster, and one sample looked up."""
 
 from __future__ import annotations
 
@@ -112,6 +112,7 @@ def _row_facts(ingestion: Ingestion) -> dict[str, Any]:
         "exact_duplicates": ingestion.exact_duplicates,
         "by_reason": dict(ingestion.by_reason),
         "files": [
-            {"path": s.file, "accepted": s.accepted, "rejected": s.rejected, "error": s.error} for s in ingestion.sources
+            {"path": s.file, "accepted": s.accepted, "rejected": s.rejected, "error": s.error}
+            for s in ingestion.sources
         ],
     }

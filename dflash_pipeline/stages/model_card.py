@@ -15,7 +15,10 @@ def model_card(recipe: Recipe, snapshot: CorpusSnapshot, plan: RunPlan, trained:
         ("target", recipe.target.path.name),
         ("block size", f"{recipe.drafter.block_size} (drafts {recipe.drafter.block_size - 1} tokens a round)"),
         ("run", trained.run),
-        ("plan", f"{plan.fingerprint}: {plan.num_epochs} epochs, {plan.total_steps} steps, strategy {plan.spec.strategy}"),
+        (
+            "plan",
+            f"{plan.fingerprint}: {plan.num_epochs} epochs, {plan.total_steps} steps, strategy {plan.spec.strategy}",
+        ),
         ("snapshot", f"{snapshot.fingerprint}: {snapshot.num_train_samples} samples, {snapshot.num_tokens} tokens"),
         ("answers", answers),
         ("loss", f"{trained.first_loss:.3f} to {trained.last_loss:.3f}"),

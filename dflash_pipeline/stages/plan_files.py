@@ -175,9 +175,7 @@ def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
         "same": first.fingerprint == second.fingerprint,
         "snapshot": [first.snapshot, second.snapshot],
         "spec": {key: [specs[0][key], specs[1][key]] for key in specs[0] if specs[0][key] != specs[1][key]},
-        "epochs": [
-            {"epoch": e, "same": digests[e][0] == digests[e][1], "num_steps": steps[e]} for e in range(longer)
-        ],
+        "epochs": [{"epoch": e, "same": digests[e][0] == digests[e][1], "num_steps": steps[e]} for e in range(longer)],
     }
 
 

@@ -95,9 +95,7 @@ def open_answering(recipe: Recipe, storage: Storage) -> Answering:
         warehouse=Warehouse(storage.warehouse),
         renderer=ChatRenderer(recipe.target.path, recipe.target.chat_template),
         target=target_fingerprint(recipe.target.path),
-        settings=AnswerSettings(
-            max_new_tokens=recipe.responses.max_new_tokens, batch_size=recipe.responses.batch_size
-        ),
+        settings=AnswerSettings(max_new_tokens=recipe.responses.max_new_tokens, batch_size=recipe.responses.batch_size),
     )
 
 

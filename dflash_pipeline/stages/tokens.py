@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,9 +37,7 @@ MASK_RULE = "assistant bodies and their end markers, version 1"
 """Part of a snapshot's identity: changed when other tokens become supervised."""
 
 
-def make_snapshot(
-    recipe: Recipe, storage: Storage, ingestion: Ingestion, answers: AnswerSet
-) -> Made[CorpusSnapshot]:
+def make_snapshot(recipe: Recipe, storage: Storage, ingestion: Ingestion, answers: AnswerSet) -> Made[CorpusSnapshot]:
     """The snapshot of these conversations and answers; reused when it is there and whole."""
     renderer = ChatRenderer(recipe.target.path, recipe.target.chat_template)
     identity = fingerprint(
@@ -70,7 +68,9 @@ def _set_aside_if_damaged(storage: Storage, identity: str) -> bool:
     folder = storage.snapshots / identity
     faults = folder_faults(folder)
     if faults:
-        logger.warning("snapshot %s is rebuilt: %s; the damaged one is kept as %s", identity, faults[0], set_aside(folder))
+        logger.warning(
+            "snapshot %s is rebuilt: %s; the damaged one is kept as %s", identity, faults[0], set_aside(folder)
+        )
     return bool(faults)
 
 
@@ -122,7 +122,7 @@ def _write(
         logger.warning("left out at tokenisation: %s", reasons)
 
 
-def _count(results: Iterator[Sample | DroppedSample] | tqdm, counts: Counter[str]) -> Iterator[Sample]:
+def _count(results: Iterable[Sample | DroppedSample], counts: Counter[str]) -> Iterator[Sample]:
     for result in results:
         if isinstance(result, DroppedSample):
             counts[f"dropped {result.reason}"] += 1

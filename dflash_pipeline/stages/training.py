@@ -1,4 +1,4 @@
-"""The training op: from a sealed plan to a finished run, through torchrun. Resumes what is unfinished, reuses what is done."""
+"""The training op: from a sealed plan to a finished run, through torchrun. Resumes the unfinished, reuses the finished."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, d
 from dflash_pipeline.model.objective import default_decay
 from dflash_pipeline.model.target_files import check_target_folder, target_fingerprint
 from dflash_pipeline.recipe import Recipe
-from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import plan_folder
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.store.warehouse import Warehouse
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
-from dflash_pipeline.training.checkpoint import newest_whole_checkpoint
+from dflash_pipeline.training.checkpoint import checkpoint_name, newest_whole_checkpoint
 from dflash_pipeline.training.distributed import check_world_size
 from dflash_pipeline.training.event_log import read_events
 from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.tracker import EndStatus
 
 logger = logging.getLogger(__name__)
 
@@ -46,17 +46,25 @@ class Launch:
     environment: Mapping[str, str]
 
 
-def make_drafter(
+def finished_drafter(
+    recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, *, fresh: bool
+) -> TrainedDrafter | None:
+    """The run of this plan, target and settings if it is finished and its last checkpoint whole; never with `fresh`."""
+    config = launch_config(recipe, storage, snapshot, plan, fresh=fresh)
+    run_dir = Path(config.run_dir)
+    return _result(config, run_dir) if _is_finished(run_dir) else None
+
+
+def train_drafter(
     recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, launch: Launch
-) -> Made[TrainedDrafter]:
-    """Train to the plan's end. A run's folder is its identity: the same call resumes it, or reuses it when finished."""
+) -> TrainedDrafter:
+    """Train to the plan's end with torchrun, from the newest whole checkpoint if there is one."""
     check_world_size(launch.num_ranks, plan.spec.slots_per_step)
     config = launch_config(recipe, storage, snapshot, plan, fresh=launch.fresh)
     run_dir = Path(config.run_dir)
-    if _is_finished(run_dir):
-        return Made(record=_result(config, run_dir), reused=True)
     path = run_dir / "launch.json"
     save_record(path, config)
+    status: EndStatus = "killed"
     try:
         run_ranks(
             path,
@@ -65,14 +73,13 @@ def make_drafter(
             run_dir=run_dir,
             environment={**CLIENT_ENVIRONMENT, **launch.environment},
         )
+        status = "finished"
     except DflashError:
-        _settle(storage, config, "failed")
+        status = "failed"
         raise
-    except BaseException:
-        _settle(storage, config, "killed")
-        raise
-    _settle(storage, config, "finished")
-    return Made(record=_result(config, run_dir), reused=False)
+    finally:
+        _settle(storage, config, status)
+    return _result(config, run_dir)
 
 
 def launch_config(
@@ -153,10 +160,10 @@ def _is_finished(run_dir: Path) -> bool:
     if not record.exists() or load_record(record, RunRecord).status != "finished":
         return False
     checkpoint = newest_whole_checkpoint(run_dir / "checkpoints")
-    return checkpoint is not None and int(checkpoint.name.removeprefix("step_")) == load_record(record, RunRecord).total_steps
+    return checkpoint is not None and checkpoint.name == checkpoint_name(load_record(record, RunRecord).total_steps)
 
 
-def _settle(storage: Storage, config: LaunchConfig, status: str) -> None:
+def _settle(storage: Storage, config: LaunchConfig, status: EndStatus) -> None:
     """After the ranks: bring the warehouse up to date, and end an MLflow run that a killed rank left running."""
     from dflash_pipeline.tracking.mlflow_runs import repair_status
 

@@ -11,20 +11,19 @@ from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.launch.torchrun import torchrun_command
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages.made import Made
-from dflash_pipeline.stages.training import Launch, make_drafter
+from dflash_pipeline.stages.training import Launch, finished_drafter, train_drafter
 from dflash_pipeline.store.layout import open_storage
 from dflash_pipeline.store.records import load_record
 
 
-def train_alone(
-    recipe_path: Path, overrides: Sequence[str], *, fresh: bool
-) -> tuple[Made[TrainedDrafter], list[str]]:
+def train_alone(recipe_path: Path, overrides: Sequence[str], *, fresh: bool) -> tuple[Made[TrainedDrafter], list[str]]:
     """The finished run, and the torchrun line that started it."""
     recipe = load_recipe(recipe_path, overrides)
     storage = open_storage(recipe.storage)
     snapshot = load_record(storage.record(recipe.name, "token_sequences"), CorpusSnapshot)
     plan = load_record(storage.record(recipe.name, "run_plan"), RunPlan)
     launch = Launch(num_ranks=recipe.training.num_ranks, fresh=fresh, environment={})
-    made = make_drafter(recipe, storage, snapshot, plan, launch)
-    line = torchrun_command(Path(made.record.run_dir) / "launch.json", num_ranks=launch.num_ranks)
-    return made, line
+    found = finished_drafter(recipe, storage, snapshot, plan, fresh=fresh)
+    trained = found or train_drafter(recipe, storage, snapshot, plan, launch)
+    line = torchrun_command(Path(trained.run_dir) / "launch.json", num_ranks=launch.num_ranks)
+    return Made(record=trained, reused=found is not None), line

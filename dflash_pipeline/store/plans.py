@@ -7,6 +7,7 @@ Every file is written under a temporary name and renamed; a file that is there i
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -38,6 +39,10 @@ SCHEMA = pa.schema(
 )
 HEAD = b"dflash_manifest"
 """Key of the Parquet metadata that holds what is true of the whole epoch."""
+SEAL = b"sha256-of-this-file-with-zeros-here:"
+"""Stands in the metadata before the file's own hash: a damaged byte is found before anything is decoded."""
+
+_UNSEALED = b"0" * 64
 
 
 def plan_folder(plans: Path, *, snapshot: str, spec: BatchingSpec) -> Path:
@@ -75,11 +80,11 @@ def save_epoch(folder: Path, manifest: EpochManifest) -> None:
         "dropped": base64.b64encode(manifest.dropped.astype("<i8").tobytes()).decode(),
         "digest": manifest.digest(),
     }
-    table = pa.table(columns, schema=SCHEMA).replace_schema_metadata({HEAD: json.dumps(head)})
+    table = pa.table(columns, schema=SCHEMA).replace_schema_metadata({HEAD: json.dumps(head), "seal": SEAL + _UNSEALED})
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     fault_point("manifest.before-write")
-    write_atomic(epoch_file(folder, manifest.epoch), sink.getvalue().to_pybytes())
+    write_atomic(epoch_file(folder, manifest.epoch), _sealed(sink.getvalue().to_pybytes()))
     fault_point("manifest.after-write")
 
 
@@ -87,7 +92,10 @@ def load_epoch(folder: Path, epoch: int) -> EpochManifest:
     """Read an epoch and check it: its invariants, and the digest it was written with."""
     path = epoch_file(folder, epoch)
     try:
-        table = pq.read_table(path, partitioning=None)
+        data = path.read_bytes()
+        if data != _sealed(data):
+            raise _damaged(path, "its bytes do not match the hash it was written with")
+        table = pq.read_table(pa.BufferReader(data))
         head = json.loads((table.schema.metadata or {})[HEAD])
         manifest = _manifest(table, head)
     except FileNotFoundError:
@@ -143,6 +151,13 @@ def load_planned_epoch(folder: Path, plan: RunPlan, epoch: int) -> EpochManifest
     if manifest.digest() != plan.epochs[epoch].digest:
         raise _damaged(epoch_file(folder, epoch), f"it is not the epoch that plan {plan.fingerprint} sealed")
     return manifest
+
+
+def _sealed(data: bytes) -> bytes:
+    """The file with its hash in place, whatever stood there."""
+    at = data.rfind(SEAL) + len(SEAL)
+    before, after = data[:at], data[at + len(_UNSEALED) :]
+    return before + hashlib.sha256(before + _UNSEALED + after).hexdigest().encode() + after
 
 
 def _manifest(table: pa.Table, head: dict[str, int | str]) -> EpochManifest:

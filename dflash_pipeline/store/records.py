@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.store.files import write_atomic
 
-
 Record = TypeVar("Record")
 
 
@@ -25,7 +24,9 @@ def load_record(path: Path, kind: type[Record]) -> Record:
         return TypeAdapter(kind).validate_json(path.read_bytes())
     except FileNotFoundError:
         raise Refused(
-            f"no {kind.__name__} here", where=str(path), fix="run the stage that makes it, for example with `dflash run`"
+            f"no {kind.__name__} here",
+            where=str(path),
+            fix="run the stage that makes it, for example with `dflash run`",
         ) from None
     except (ValidationError, OSError) as error:
         raise Refused(

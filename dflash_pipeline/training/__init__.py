@@ -1,1 +1,1 @@
-"""The training op: reads Parquet manifests and mapped Arrow, emits records to a Tracker. Knows no MLflow, no database."""
+"""The training op: reads Parquet manifests and mapped Arrow, tells a Tracker. Knows no MLflow, no database."""

@@ -15,7 +15,7 @@ from torch import nn
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.faults import fault_write
-from dflash_pipeline.store.files import folder_faults, new_folder
+from dflash_pipeline.store.files import folder_faults, new_folder, set_aside
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.training.spikes import SpikeState
 
@@ -63,10 +63,12 @@ def save_checkpoint(folder: Path, state: CheckpointState, model: nn.Module, opti
     if path.exists() and not folder_faults(path):
         return path
     if path.exists():
-        shutil.rmtree(path)  # Damaged, and about to be rewritten with the same step.
+        logger.warning("checkpoint %s is damaged and written again; it is kept as %s", path.name, set_aside(path).name)
     with new_folder(path, act="checkpoint") as fresh:
         fault_write()
-        save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, fresh / "model.safetensors")
+        save_file(
+            {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, fresh / "model.safetensors"
+        )
         fault_write()
         save_file(_optimizer_tensors(model, optimizer), fresh / "optimizer.safetensors")
         save_record(fresh / "state.json", state)
@@ -79,27 +81,33 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
     tensors = load_file(path / "optimizer.safetensors")
     for name, parameter in model.named_parameters():
+        if f"step.{name}" not in tensors:
+            continue  # Saved before the first update.
         slots = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
         optimizer.state[parameter] = {"step": tensors[f"step.{name}"], **slots}
     return state
 
 
 def prune_checkpoints(folder: Path, *, keep: int) -> None:
-    """Remove all but the `keep` newest; -1 keeps all, 0 is refused."""
+    """Remove all but the `keep` newest whole ones; -1 keeps all, 0 is refused. Damaged ones stay, and do not count."""
     if keep == 0 or keep < -1:
         raise Refused(
             f"keep_checkpoints {keep}", where="training.keep_checkpoints", fix="use -1 for all, or at least 1"
         )
     if keep == -1:
         return
-    for path in list_checkpoints(folder)[keep:]:
+    # Damaged ones may be the newest: counted, they would cost the only checkpoint that can be resumed from.
+    whole = [path for path in list_checkpoints(folder) if not folder_faults(path)]
+    for path in whole[keep:]:
         shutil.rmtree(path)
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     tensors = {}
     for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
+        state = optimizer.state.get(parameter)
+        if not state:
+            continue  # No update yet: every loss so far was not finite.
         tensors[f"step.{name}"] = state["step"]
         for key in MOMENTS:
             tensors[f"{key}.{name}"] = state[key].contiguous()

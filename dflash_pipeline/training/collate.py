@@ -18,9 +18,10 @@ class PreparedBatch:
 
     source: MicroBatch
     batch: TrainingBatch
-    weights_RAK: torch.Tensor
+    weights: torch.Tensor
+    """[R, A, K] float32"""
     weight: float
-    """Sum of `weights_RAK`, in float64."""
+    """Sum of `weights`, in float64."""
     num_anchors: int
 
 
@@ -44,7 +45,7 @@ class Collator:
         return PreparedBatch(
             source=source,
             batch=batch,
-            weights_RAK=weights,
+            weights=weights,
             weight=float(weights.sum(dtype=torch.float64)),
             num_anchors=0 if source.filler else int(batch.valid.sum()),
         )

@@ -58,7 +58,9 @@ def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[None
 def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -> Iterator[Ranks]:
     """Join the ranks that torchrun started; leave the group at the end."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise Refused("no CUDA device is visible", where="training.device", fix="set training.device: cpu, or use a GPU node")
+        raise Refused(
+            "no CUDA device is visible", where="training.device", fix="set training.device: cpu, or use a GPU node"
+        )
     here = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
         torch.cuda.set_device(here)

@@ -79,15 +79,13 @@ class EpochLoader:
             closed.set()
             worker.join()
 
-    def _prepare(
-        self, ready: queue.Queue[tuple[PreparedBatch, ...] | BaseException], closed: threading.Event
-    ) -> None:
+    def _prepare(self, ready: queue.Queue[tuple[PreparedBatch, ...] | BaseException], closed: threading.Event) -> None:
         try:
             for step in range(self._first_step, self._manifest.num_steps):
                 batches = tuple(self._collate(self._manifest.micro_batch(step, slot)) for slot in self._slots)
                 if not _put(ready, batches, closed):
                     return
-        except BaseException as error:  # noqa: BLE001  Handed over whole: the training thread raises it.
+        except BaseException as error:
             _put(ready, error, closed)
 
 

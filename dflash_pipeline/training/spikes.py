@@ -10,6 +10,7 @@ noise, which is multiplicative, symmetric. Source of the constants: docs/spikes.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +23,8 @@ MAX_Z = 7.0
 MIN_RATIO = 1.25
 EARLY_RATIO = 3.0
 """Before that: a spike is a loss above this multiple of the median of all buckets."""
+SAME_EVENT_STEPS = 10
+"""Flagged steps at most so far apart are one event."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +39,16 @@ class Verdict:
     spike: bool
     expected_loss: float
     """Middle of the band; NaN before there is any history."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpikeEvent:
+    """Flagged steps that are one disturbance to a person."""
+
+    first_step: int
+    last_step: int
+    peak_step: int
+    peak_loss: float
 
 
 def no_history(num_buckets: int) -> SpikeState:
@@ -62,6 +75,26 @@ def judge(state: SpikeState, *, loss: float, bucket: int) -> tuple[Verdict, Spik
     history = list(state.history)
     history[bucket] = (*stored, kept)[-WINDOW:]
     return Verdict(spike=spike, expected_loss=math.exp(middle)), replace(state, history=tuple(history))
+
+
+def group_events(flagged: Iterable[tuple[int, float]]) -> list[SpikeEvent]:
+    """Flagged steps (step, loss), ascending, as events: steps at most `SAME_EVENT_STEPS` apart belong together.
+
+    A loss that is not finite is a peak above every number.
+    """
+    groups: list[list[tuple[int, float]]] = []
+    for step, loss in flagged:
+        if groups and step - groups[-1][-1][0] <= SAME_EVENT_STEPS:
+            groups[-1].append((step, loss))
+        else:
+            groups.append([(step, loss)])
+    events = []
+    for group in groups:
+        peak_step, peak_loss = max(group, key=lambda flag: (not math.isfinite(flag[1]), flag[1]))
+        events.append(
+            SpikeEvent(first_step=group[0][0], last_step=group[-1][0], peak_step=peak_step, peak_loss=peak_loss)
+        )
+    return events
 
 
 def _median(values: tuple[float, ...] | list[float]) -> float:

@@ -79,7 +79,7 @@ def _accumulate(
     for index, prepared in enumerate(batches):
         with without_sync(model, skip=index < len(batches) - 1):
             parts = micro_batch_loss(
-                model, target, _on_device(prepared.batch, ranks.device), prepared.weights_RAK.to(ranks.device)
+                model, target, _on_device(prepared.batch, ranks.device), prepared.weights.to(ranks.device)
             )
             (parts.loss_sum * scale).backward()
         sums += torch.stack(

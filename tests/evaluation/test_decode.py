@@ -84,6 +84,14 @@ def test_a_stop_token_ends_the_answer_with_itself(right):
     assert sum(decoded.accepted) == len(short) - 1
 
 
+def test_the_last_round_is_cut_where_the_answer_ends():
+    target = OracleTarget(tiny_model(), tap_layer_ids=TAPS)
+    alone = greedy_decode(target, PROMPT, max_new_tokens=64, stop_ids=NEVER)
+    decoded = draft_and_verify(target, Oracle(PROMPT + alone, right=7), PROMPT, max_new_tokens=20, stop_ids=NEVER)
+    assert decoded.tokens == tuple(alone[:20])
+    assert decoded.accepted == (8, 8, 3)
+
+
 def test_one_token_needs_no_round():
     target, drafter = tiny_target(), strong_drafter(tiny_config())
     decoded = draft_and_verify(target, drafter, PROMPT, max_new_tokens=1, stop_ids=NEVER)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.evaluation import verify
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
 from dflash_pipeline.evaluation.verify import verify_export
 from dflash_pipeline.model.drafter import DrafterCache
@@ -122,6 +124,16 @@ def test_another_target_fails(exported, target_dir, tmp_path):
     checks = {check.name: check for check in verify_export(exported, other)}
     assert not checks["decoding"].ok
     assert "300" in checks["decoding"].detail
+
+
+def test_decoding_that_changes_the_targets_words_fails(exported, target_dir, monkeypatch):
+    def other(target, drafter, prompt_ids, *, max_new_tokens, stop_ids):
+        decoded = draft_and_verify(target, drafter, prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+        return replace(decoded, tokens=(*decoded.tokens[:-1], 0))
+
+    draft_and_verify = verify.draft_and_verify
+    monkeypatch.setattr(verify, "draft_and_verify", other)
+    assert not answers(exported, target_dir)["decoding"]
 
 
 def test_unreadable_files_are_named(exported):

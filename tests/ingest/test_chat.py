@@ -38,9 +38,7 @@ def model(text, **fields):
 
 
 def conversation(*messages, tools=None):
-    return Conversation(
-        conversation_id="c", messages=messages, split="train", file="chats.jsonl", line=7, tools=tools
-    )
+    return Conversation(conversation_id="c", messages=messages, split="train", file="chats.jsonl", line=7, tools=tools)
 
 
 def supervised(renderer, *messages):

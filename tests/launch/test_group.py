@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from processes import alive, pids, until
 
 from dflash_pipeline.launch.group import run_group
+from tests.launch.processes import alive, pids, until
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

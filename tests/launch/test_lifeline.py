@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import until
 
 from dflash_pipeline.launch.lifeline import EXIT_LET_GO, LIFELINE_VARIABLE, POLL_SECONDS, Lifeline
+from tests.launch.processes import until
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 

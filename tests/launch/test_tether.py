@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import is_alive, until
+from tests.launch.processes import is_alive, until
 
 TETHER = [sys.executable, "-m", "dflash_pipeline.launch.tether"]
 

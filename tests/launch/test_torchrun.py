@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import alive, pids, until
 
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.launch import torchrun
 from dflash_pipeline.launch.torchrun import rank_error_path, run_ranks, torchrun_command
+from tests.launch.processes import alive, pids, until
 
 
 @pytest.fixture(autouse=True)

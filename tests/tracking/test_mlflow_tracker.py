@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import requests
 from mlflow import MlflowClient
-from training_records import epoch, spike, step
 
 from dflash_pipeline.tracking import mlflow_runs
 from dflash_pipeline.tracking.mlflow_runs import ensure_experiment, repair_status, run_status, values_by_step
@@ -23,6 +22,7 @@ from dflash_pipeline.tracking.sender import RunSender
 from dflash_pipeline.tracking.spool import Sent, send_missing
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
 from dflash_pipeline.training.event_log import EventLog
+from tests.tracking.training_records import epoch, spike, step
 
 END_WAIT_SECONDS = 1.0
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from training_records import epoch, spike, step
 
 from dflash_pipeline.tracking.points import Counts, epoch_points, spike_sentence, step_points
+from tests.tracking.training_records import epoch, spike, step
 
 
 def by_key(points) -> dict[str, float]:

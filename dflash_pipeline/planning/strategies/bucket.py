@@ -1,7 +1,7 @@
 """`bucket`: samples of similar length, drawn at random within their bucket; micro-batches in random order.
 
 With padding "batch-max" a micro-batch takes samples while its own longest leaves room, so the number of micro-batches
-differs from epoch to epoch. With "boundary" every micro-batch of a bucket has one shape (but for the last, smaller one).
+differs from epoch to epoch. With "boundary" the micro-batches of a bucket have one shape (the last may hold fewer).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`shuffle`: a fresh random order each epoch, cut where the budget is full. Full diversity, much padding: a baseline."""
+"""`shuffle`: a fresh random order each epoch, cut where the budget is full. Most diverse, most padding: a baseline."""
 
 from __future__ import annotations
 

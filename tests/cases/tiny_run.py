@@ -1,0 +1,200 @@
+"""A real training run, small enough for hundreds of steps in seconds: random target, random samples, one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from dflash_pipeline.contracts.batching import BatchingSpec
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.manifest import MicroBatch
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.progress import ProgressBoard
+from dflash_pipeline.contracts.sample import Sample
+from dflash_pipeline.model.config import DrafterConfig, drafter_config
+from dflash_pipeline.model.target_files import target_fingerprint
+from dflash_pipeline.planning.manifest import build_epoch_manifest
+from dflash_pipeline.store.plans import save_epoch, save_spec, seal_plan
+from dflash_pipeline.store.tokens import write_shards
+from dflash_pipeline.training.collate import PreparedBatch
+from dflash_pipeline.training.distributed import Ranks
+from dflash_pipeline.training.loop import Outcome, Trainer
+from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.tracker import EndStatus, Params
+
+LENGTH = 12
+"""Tokens of every sample, so that a micro-batch holds as many samples as the case says."""
+VOCABULARY = 64
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What one attempt did: a tracker, and the sample ids of each step as they were served."""
+
+    losses: dict[int, str] = field(default_factory=dict)
+    epoch_of_step: dict[int, int] = field(default_factory=dict)
+    batches: list[list[int]] = field(default_factory=list)
+    samples_by_epoch: dict[int, list[int]] = field(default_factory=dict)
+    batches_by_epoch: dict[int, int] = field(default_factory=dict)
+    served: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    outcome: Outcome | None = None
+
+    def start(self, params: Params) -> None:
+        pass
+
+    def step(self, record: StepRecord) -> None:
+        self.losses[record.global_step] = float(record.loss).hex()
+        # The loader prepares ahead: only what a finished step took was used.
+        ids = self.served[record.epoch, record.step]
+        self.batches.append(ids)
+        self.batches_by_epoch[record.epoch] = self.batches_by_epoch.get(record.epoch, 0) + 1
+        self.samples_by_epoch.setdefault(record.epoch, []).extend(ids)
+
+    def epoch(self, record: EpochRecord) -> None:
+        pass
+
+    def spike(self, record: SpikeRecord) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def end(self, status: EndStatus) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyRun:
+    """A sealed plan with everything a trainer needs, in one folder."""
+
+    config: LaunchConfig
+    plan: RunPlan
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.config.run_dir) / "checkpoints"
+
+    def attempt(self, number: int, *, stop_after: int | None = None) -> Seen:
+        """Train to the plan's end, or stop by request once `stop_after` steps of this attempt are done."""
+        seen = Seen()
+        trainer = Trainer(
+            self.config,
+            ranks=Ranks(rank=0, world_size=1, device=torch.device("cpu")),
+            tracker=seen,
+            attempt=number,
+            stop_asked=lambda: stop_after is not None and len(seen.losses) >= stop_after - 1,
+            board=ProgressBoard(),
+        )
+        trainer.collate = _watched(trainer.collate, seen)  # type: ignore[assignment]
+        seen.outcome = trainer.train()
+        return seen
+
+
+def make_tiny_run(
+    folder: Path, *, samples: int, batch_samples: int, slots: int, epochs: int, seed: int, run_name: str = "run"
+) -> TinyRun:
+    target = _target(folder / "target")
+    lengths = np.full(samples, LENGTH, dtype=np.int64)
+    random = np.random.default_rng(seed)
+    corpus = [
+        Sample(
+            conversation_id=f"c{i}",
+            split="train",
+            input_ids=random.integers(0, VOCABULARY - 1, LENGTH, dtype=np.int32),
+            spans=((2, LENGTH),),
+        )
+        for i in range(samples)
+    ]
+    (folder / "snapshot").mkdir(exist_ok=True)
+    shards = write_shards(folder / "snapshot", corpus)
+    spec = BatchingSpec(
+        strategy="bucket", token_budget=batch_samples * LENGTH, slots_per_step=slots, boundaries=(LENGTH,), seed=seed
+    )
+    plan = _sealed(folder / "plan", lengths, spec, epochs)
+    drafter = _drafter(target)
+    settings = TrainingSettings(
+        learning_rate=1e-3,
+        betas=(0.9, 0.95),
+        weight_decay=0.0,
+        warmup_fraction=0.04,
+        max_gradient_norm=1.0,
+        anchors_per_sample=2,
+        decay=4.0,
+        seed=seed,
+    )
+    identity = target_fingerprint(target)
+    config = LaunchConfig(
+        run=run_fingerprint(plan=plan.fingerprint, target=identity, drafter=drafter, settings=settings),
+        run_dir=str(folder / run_name),
+        plan_dir=str(folder / "plan"),
+        plan=plan.fingerprint,
+        snapshot_dir=str(folder / "snapshot"),
+        shards=tuple(shard.name for shard in shards),
+        target_dir=str(target),
+        target=identity,
+        drafter=drafter,
+        settings=settings,
+        device="cpu",
+        keep_checkpoints=-1,
+        experiment="cases",
+        tracking_uri="",
+        artifact_location="",
+        show_progress=False,
+    )
+    return TinyRun(config=config, plan=plan)
+
+
+def _watched(collate: Callable[[MicroBatch], PreparedBatch], seen: Seen) -> Callable[[MicroBatch], PreparedBatch]:
+    def watched(source: MicroBatch) -> PreparedBatch:
+        if not source.filler:
+            seen.served.setdefault((source.epoch, source.step), []).extend(source.sample_ids.tolist())
+        return collate(source)
+
+    return watched
+
+
+def _sealed(folder: Path, lengths: np.ndarray, spec: BatchingSpec, epochs: int) -> RunPlan:
+    samples = SampleLengths(snapshot="case", num_tokens=lengths, num_supervised=lengths - 2)
+    save_spec(folder, spec)
+    summaries = []
+    for epoch in range(epochs):
+        manifest = build_epoch_manifest(samples, spec, epoch=epoch)
+        save_epoch(folder, manifest)
+        summaries.append(manifest.summary())
+    plan = RunPlan(snapshot="case", spec=spec, epochs=tuple(summaries))
+    seal_plan(folder, plan)
+    return plan
+
+
+def _qwen() -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+    )
+
+
+def _target(folder: Path) -> Path:
+    if not folder.exists():
+        torch.manual_seed(0)
+        Qwen3ForCausalLM(_qwen()).save_pretrained(folder)
+    return folder
+
+
+def _drafter(target: Path) -> DrafterConfig:
+    return drafter_config(
+        _qwen(), num_layers=1, block_size=4, tap_layer_ids=(0,), mask_token_id=VOCABULARY - 1, intermediate_size=16
+    )

@@ -1,0 +1,112 @@
+"""The figures of an epoch, against plain loops over its definition."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import dflash_pipeline.planning.diversity as diversity
+from dflash_pipeline.contracts.batching import BatchingSpec, CostModel
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
+from dflash_pipeline.planning.manifest import build_epoch_manifest
+from tests.strategies import corpora, costs, met, must_meet, samples_of, spec_of, specs
+
+
+def epochs(samples: SampleLengths, spec: BatchingSpec) -> tuple[EpochManifest, EpochManifest]:
+    try:
+        return build_epoch_manifest(samples, spec, epoch=0), build_epoch_manifest(samples, spec, epoch=1)
+    except Refused:
+        assume(False)
+        raise
+
+
+def wasserstein(here: list[int], everywhere: list[int]) -> float:
+    """Area between two token-weighted distribution functions, one token at a time."""
+    area = 0.0
+    for x in range(max(everywhere)):
+        shares = [sum(v for v in values if v <= x) / sum(values) for values in (here, everywhere)]
+        area += abs(shares[0] - shares[1])
+    return area
+
+
+@must_meet("fillers", "several steps", "dropped")
+@given(corpora(), specs(), st.sampled_from([1, 200, 2**22]))
+def test_length_distance_is_the_mean_over_steps(samples, spec, cells):
+    manifest, _ = epochs(samples, spec)
+    met("fillers", when=bool(manifest.filler.any()))
+    met("several steps", when=manifest.num_steps > 1)
+    met("dropped", when=manifest.dropped.size > 0)
+    lengths = samples.num_tokens.tolist()
+    of_steps = [
+        [lengths[i] for batch in manifest.step_batches(step) if not batch.filler for i in batch.sample_ids]
+        for step in range(manifest.num_steps)
+    ]
+    everywhere = [length for step in of_steps for length in step]
+    expected = np.mean([wasserstein(step, everywhere) for step in of_steps])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diversity, "CELLS_AT_ONCE", cells)  # Tables of one step, of a few, of all.
+        assert length_distance(manifest, samples) == pytest.approx(expected, abs=1e-9)
+
+
+@must_meet("fillers", "accumulation")
+@given(corpora(), specs(), costs)
+def test_overall_efficiency_is_needed_over_paid(samples, spec, cost):
+    manifest, _ = epochs(samples, spec)
+    ranks = spec.slots_per_step // spec.micro_batches_per_rank
+    met("fillers", when=bool(manifest.filler.any()))
+    met("accumulation", when=spec.micro_batches_per_rank > 1 < ranks)
+
+    def price(length: int, count: int, supervised: int) -> float:
+        factor = 1 if cost.quadratic_length is None else 1 + length / cost.quadratic_length
+        return length * count * factor + cost.anchor_cost * supervised
+
+    paid = 0.0
+    for step in range(manifest.num_steps):
+        of_rank = [0.0] * ranks
+        for batch in manifest.step_batches(step):
+            of_rank[batch.slot % ranks] += price(batch.padded_length, batch.sample_ids.size, batch.supervised_tokens)
+        paid += ranks * max(of_rank)
+    needed = sum(
+        price(int(samples.num_tokens[i]), 1, int(samples.num_supervised[i]))
+        for i in range(samples.num_tokens.size)
+        if i not in manifest.dropped
+    )
+    found = overall_efficiency(manifest, samples, cost, num_ranks=ranks)
+    assert found == pytest.approx(needed / paid)
+    assert 0 < found <= 1 + 1e-12
+
+
+@must_meet("some pairs meet again", "no pair at all")
+@given(corpora(min_length=1), specs())
+def test_pair_repetition_counts_pairs_that_meet_again(samples, spec):
+    manifests = epochs(samples, replace(spec, tail="fill"))
+    pairs = [
+        {
+            pair
+            for step in range(manifest.num_steps)
+            for batch in manifest.step_batches(step)
+            if not batch.filler
+            for pair in combinations(sorted(batch.sample_ids.tolist()), 2)
+        }
+        for manifest in manifests
+    ]
+    again = len(pairs[0] & pairs[1])
+    met("some pairs meet again", when=again > 0)
+    met("no pair at all", when=not pairs[0])
+    assert pair_repetition(*manifests) == (again / len(pairs[0]) if pairs[0] else 0.0)
+
+
+def test_a_perfect_epoch():
+    samples, spec = samples_of([10] * 8), spec_of("sorted", token_budget=20, slots_per_step=2)
+    first, second = epochs(samples, spec)
+    assert overall_efficiency(first, samples, CostModel(), num_ranks=2) == 1.0
+    assert length_distance(first, samples) == 0.0
+    assert pair_repetition(first, second) == 1.0

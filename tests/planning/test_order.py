@@ -1,0 +1,106 @@
+"""The order is a function of values: the same in every run, thread and process, and another in every epoch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.contracts.batching import ORDER_VERSION, BatchingSpec
+from dflash_pipeline.planning.manifest import build_epoch_manifest
+from dflash_pipeline.planning.order import Purpose, shuffled
+from tests.strategies import samples_of
+
+GOLDEN = {
+    "sorted": ["f18100ab9801e921", "2acc6da22a6eb08d"],
+    "shuffle": ["1c5b03873eff2520", "02ad50c9069fd210"],
+    "bucket": ["c37b01bf3eae0f99", "cff94aed7a6d1f92"],
+    "bucket, static": ["78dcb5184f65d4a0", "f5fff4c0ee50d4ec"],
+}
+"""Digests of epochs 0 and 1. Where one changes, raise `ORDER_VERSION`: no plan goes on in another order."""
+
+LENGTHS = [1 + i * i % 97 for i in range(500)]
+SPECS = {
+    "sorted": BatchingSpec(strategy="sorted", token_budget=300, slots_per_step=4, boundaries=(97,), seed=11),
+    "shuffle": BatchingSpec(strategy="shuffle", token_budget=300, slots_per_step=4, boundaries=(97,), seed=11),
+    "bucket": BatchingSpec(strategy="bucket", token_budget=300, slots_per_step=4, boundaries=(25, 60, 97), seed=11),
+    "bucket, static": BatchingSpec(
+        strategy="bucket", padding="boundary", token_budget=300, slots_per_step=4, boundaries=(25, 60, 97), seed=11
+    ),
+}
+
+
+def digests(name: str) -> list[str]:
+    samples = samples_of(LENGTHS)
+    return [build_epoch_manifest(samples, SPECS[name], epoch=epoch).digest()[:16] for epoch in (0, 1)]
+
+
+def everything() -> dict[str, list[str]]:
+    return {name: digests(name) for name in SPECS}
+
+
+def test_digests_are_pinned():
+    assert (ORDER_VERSION, everything()) == (2, GOLDEN)
+
+
+def test_threads_agree():
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        runs = [threads.submit(everything) for _ in range(4)]
+        assert [run.result() for run in runs] == [GOLDEN] * 4
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    [{"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}, {"PYTHONHASHSEED": "4242", "OMP_NUM_THREADS": "3"}],
+)
+def test_processes_agree(surroundings):
+    code = "import json; from tests.planning.test_order import everything; print(json.dumps(everything()))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | surroundings, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == GOLDEN
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_epochs_and_seeds_give_other_orders(name):
+    samples = samples_of(LENGTHS)
+    found = {build_epoch_manifest(samples, SPECS[name], epoch=epoch).sample_ids.tobytes() for epoch in range(5)}
+    other = replace(SPECS[name], seed=12)
+    found.add(build_epoch_manifest(samples, other, epoch=0).sample_ids.tobytes())
+    assert len(found) == 6
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sets(st.integers(0, 10_000), min_size=1))
+def test_a_shuffle_holds_every_index_once_and_depends_on_each_value_alone(seed, epoch, members):
+    indices = np.array(sorted(members))
+    order = shuffled(indices, seed=seed, epoch=epoch, purpose=Purpose.SAMPLES)
+    assert sorted(order.tolist()) == indices.tolist()
+    # Leaving one index out moves no other: the order does not depend on who else is there.
+    fewer = shuffled(indices[1:], seed=seed, epoch=epoch, purpose=Purpose.SAMPLES)
+    assert fewer.tolist() == [i for i in order.tolist() if i != indices[0]]
+
+
+def test_each_purpose_seed_and_epoch_draws_its_own():
+    indices = np.arange(100)
+    orders = [
+        shuffled(indices, seed=seed, epoch=epoch, purpose=purpose).tolist()
+        for seed in (0, 1)
+        for epoch in (0, 1, 256)
+        for purpose in Purpose
+    ]
+    assert len({tuple(order) for order in orders}) == len(orders) == 18
+
+
+def test_positions_are_shuffled_evenly():
+    # Mean place of the first index over many epochs: uniform on 0..9 has mean 4.5.
+    places = [shuffled(np.arange(10), seed=3, epoch=e, purpose=Purpose.SAMPLES).tolist().index(0) for e in range(2000)]
+    assert np.mean(places) == pytest.approx(4.5, abs=0.25)
+    assert np.bincount(places, minlength=10).min() > 140

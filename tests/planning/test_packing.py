@@ -1,0 +1,79 @@
+"""Greedy cuts: within the budget, and never closed while the next sample still fits."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.planning.packing import (
+    Packing,
+    longest_of_each,
+    pack_fixed,
+    pack_in_order,
+    places,
+    reorder,
+)
+from tests.strategies import met, must_meet
+
+lengths_lists = st.lists(st.integers(1, 30), min_size=1, max_size=40)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+@must_meet("closed by the budget")
+@given(lengths_lists, st.integers(30, 120))
+def test_micro_batches_are_full_and_within_the_budget(lengths, budget):
+    sizes = pack_in_order(ints(*lengths), token_budget=budget).tolist()
+    assert sum(sizes) == len(lengths)
+    start = 0
+    for size in sizes:
+        batch, following = lengths[start : start + size], lengths[start : start + size + 1]
+        assert max(batch) * size <= budget
+        if len(following) > size:
+            met("closed by the budget")
+            assert max(following) * (size + 1) > budget
+        start += size
+
+
+def test_the_next_longest_sample_is_what_closes_a_micro_batch():
+    assert pack_in_order(ints(10, 10, 10, 100, 100), token_budget=150).tolist() == [3, 1, 1]
+    assert pack_in_order(ints(100, 10, 10), token_budget=300).tolist() == [3]
+    assert pack_in_order(ints(100, 10, 10), token_budget=299).tolist() == [2, 1]
+    # After a cut the longest is forgotten.
+    assert pack_in_order(ints(100, 1, 1, 1), token_budget=100).tolist() == [1, 3]
+
+
+def test_nothing_to_pack_is_no_micro_batch():
+    assert pack_in_order(ints(), token_budget=10).tolist() == []
+    assert pack_fixed(0, per_batch=3).tolist() == []
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_fixed_sizes_leave_at_most_one_smaller_batch(num_samples, per_batch):
+    sizes = pack_fixed(num_samples, per_batch=per_batch).tolist()
+    assert sum(sizes) == num_samples
+    assert sizes[:-1] == [per_batch] * (len(sizes) - 1)
+    assert all(0 < size <= per_batch for size in sizes)
+
+
+@given(lengths_lists, st.integers(30, 120), st.randoms())
+def test_reordering_keeps_every_micro_batch_together(lengths, budget, random):
+    lengths = ints(*lengths)
+    sizes = pack_in_order(lengths, token_budget=budget)
+    packing = Packing(
+        sample_ids=np.arange(lengths.size) + 100, sizes=sizes, padded_length=longest_of_each(lengths, sizes)
+    )
+    order = list(range(sizes.size))
+    random.shuffle(order)
+    moved = reorder(packing, np.array(order))
+    before = np.split(packing.sample_ids, np.cumsum(sizes)[:-1])
+    after = np.split(moved.sample_ids, np.cumsum(moved.sizes)[:-1])
+    assert [batch.tolist() for batch in after] == [before[m].tolist() for m in order]
+    assert moved.padded_length.tolist() == [max(lengths[batch - 100]) for batch in after]
+
+
+def test_places_count_from_each_start():
+    assert places(ints(5, 0, 9), ints(2, 3, 1)).tolist() == [5, 6, 0, 1, 2, 9]

@@ -1,0 +1,119 @@
+"""What tells one strategy from another; what they share is in test_manifest.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.contracts.batching import Strategy
+from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.planning.diversity import overall_efficiency
+from dflash_pipeline.planning.manifest import build_epoch_manifest
+from dflash_pipeline.planning.strategies import STRATEGIES
+from tests.strategies import MAX_LENGTH, corpora, met, must_meet, samples_of, spec_of
+
+LENGTHS = [1 + i * 37 % 40 for i in range(400)]
+
+
+def batches(manifest: EpochManifest) -> list[list[int]]:
+    return [ids.tolist() for ids in np.split(manifest.sample_ids, manifest.offsets[1:-1])]
+
+
+def composition(manifest: EpochManifest) -> set[frozenset[int]]:
+    return {frozenset(batch) for batch in batches(manifest)}
+
+
+def test_every_strategy_has_its_function():
+    assert set(STRATEGIES) == set(get_args(Strategy))
+
+
+@must_meet("several batches")
+@given(corpora(min_length=1), st.integers(0, 5))
+def test_sorted_batches_do_not_overlap_in_length(samples, epoch):
+    manifest = build_epoch_manifest(samples, spec_of("sorted"), epoch=epoch)
+    ranges = sorted((samples.num_tokens[b].min(), samples.num_tokens[b].max()) for b in batches(manifest))
+    met("several batches", when=len(ranges) > 1)
+    assert all(above[0] >= below[1] for below, above in pairwise(ranges))
+
+
+def test_sorted_keeps_its_batches_and_shuffles_its_steps():
+    samples, spec = samples_of(LENGTHS), spec_of("sorted", slots_per_step=4)
+    first, second = (build_epoch_manifest(samples, spec, epoch=epoch) for epoch in (0, 1))
+    assert first.digest() != second.digest()
+    assert len(composition(first) & composition(second)) > 0.9 * len(composition(first))
+
+
+def test_sorted_steps_hold_neighbours_but_for_the_last():
+    # The last step lacks a batch: one is halved, and its half must not push later batches into other steps.
+    samples, spec = samples_of([1 + i // 4 for i in range(160)]), spec_of("sorted", token_budget=200, slots_per_step=4)
+    manifest = build_epoch_manifest(samples, spec, epoch=1)
+    of_steps = [
+        np.concatenate([samples.num_tokens[batch.sample_ids] for batch in manifest.step_batches(step)])
+        for step in range(manifest.num_steps - 1)
+    ]
+    ranges = sorted((lengths.min(), lengths.max()) for lengths in of_steps)
+    assert len(ranges) >= 3
+    assert manifest.batch_sizes[-1].min() < manifest.batch_sizes[:-1].min()
+    assert all(above[0] >= below[1] for below, above in pairwise(ranges))
+
+
+def test_sorted_makes_ranks_wait_least():
+    samples = samples_of([1 + i * 7919 % 2000 for i in range(20_001)])
+    spec = {s: spec_of(s, token_budget=8000, slots_per_step=8, boundaries=(500, 1000, 2000)) for s in STRATEGIES}
+    found = {
+        s: overall_efficiency(build_epoch_manifest(samples, spec[s], epoch=0), samples, spec[s].cost, num_ranks=8)
+        for s in STRATEGIES
+    }
+    assert found["sorted"] > 0.97 > found["bucket"] > found["shuffle"]
+
+
+def test_shuffle_is_one_order_cut_where_the_budget_is_full():
+    samples = samples_of(LENGTHS)
+    manifest = build_epoch_manifest(samples, spec_of("shuffle", token_budget=200), epoch=0)
+    assert manifest.sample_ids.tolist() != sorted(manifest.sample_ids.tolist())
+    for before, after in pairwise(batches(manifest)):
+        grown = [*before, after[0]]
+        assert max(samples.num_tokens[grown]) * len(grown) > 200
+
+
+@must_meet("several buckets")
+@given(corpora(min_length=1), st.sets(st.integers(1, MAX_LENGTH - 1), max_size=4), st.integers(0, 5))
+def test_bucket_batches_stay_in_their_bucket(samples, inner, epoch):
+    boundaries = (*sorted(inner), MAX_LENGTH)
+    manifest = build_epoch_manifest(samples, spec_of("bucket", boundaries=boundaries), epoch=epoch)
+    for batch in batches(manifest):
+        buckets = set(np.searchsorted(boundaries, samples.num_tokens[batch]).tolist())
+        assert len(buckets) == 1
+    met("several buckets", when=len(set(np.searchsorted(boundaries, samples.num_tokens).tolist())) > 1)
+
+
+def test_bucket_draws_other_companions_each_epoch_and_mixes_buckets_over_time():
+    samples, spec = samples_of(LENGTHS), spec_of("bucket", boundaries=(10, 20, 40), token_budget=200)
+    first, second = (build_epoch_manifest(samples, spec, epoch=epoch) for epoch in (0, 1))
+    assert len(composition(first) & composition(second)) < 0.1 * len(composition(first))
+    of_batch = [int(np.searchsorted((10, 20, 40), samples.num_tokens[b].max())) for b in batches(first)]
+    changes = sum(a != b for a, b in pairwise(of_batch))
+    assert changes > len(of_batch) / 4
+
+
+def test_bucket_counts_differ_between_epochs():
+    samples = samples_of([1 + i * i % 40 for i in range(300)])
+    spec = spec_of("bucket", boundaries=(15, 40), token_budget=150)
+    assert len({build_epoch_manifest(samples, spec, epoch=epoch).num_steps for epoch in range(8)}) > 1
+
+
+@pytest.mark.parametrize("budget", [40, 100, 170])
+def test_static_shapes_are_one_a_bucket_but_for_the_rest(budget):
+    samples = samples_of(LENGTHS)
+    spec = replace(spec_of("bucket", boundaries=(10, 20, 40), token_budget=budget), padding="boundary")
+    manifest = build_epoch_manifest(samples, spec, epoch=0)
+    for boundary in (10, 20, 40):
+        sizes = manifest.batch_sizes[manifest.padded_length == boundary]
+        assert sizes.max() == budget // boundary
+        assert (sizes < sizes.max()).sum() <= 1

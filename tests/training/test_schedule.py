@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.training.schedule import learning_rate
+from tests.training.toy_run import plan_of, train, write_toy
+from tests.training.test_loop import LENGTHS, SPEC
+
+
+def rate(step, *, total_steps=100, warmup_fraction=0.1):
+    return learning_rate(step, total_steps=total_steps, peak=2e-3, warmup_fraction=warmup_fraction)
+
+
+def test_it_rises_in_equal_parts_to_the_peak():
+    rates = [rate(step) for step in range(11)]
+    assert rates[0] == pytest.approx(2e-3 / 11)
+    assert [b - a for a, b in zip(rates, rates[1:], strict=False)] == pytest.approx([2e-3 / 11] * 10)
+    assert rates[10] == 2e-3
+
+
+def test_half_way_down_it_is_half_the_peak():
+    assert rate(55) == pytest.approx(1e-3)
+
+
+@given(st.integers(1, 5000), st.floats(0, 0.99))
+def test_it_is_exactly_zero_after_the_last_step_and_never_before(total_steps, warmup_fraction):
+    def at(step):
+        return rate(step, total_steps=total_steps, warmup_fraction=warmup_fraction)
+
+    assert at(total_steps) == 0.0
+    assert 0 < at(0) <= 2e-3
+    assert 0 < at(total_steps - 1) <= 2e-3
+
+
+@given(st.integers(2, 300), st.floats(0, 0.9))
+def test_it_rises_then_falls(total_steps, warmup_fraction):
+    rates = [rate(step, total_steps=total_steps, warmup_fraction=warmup_fraction) for step in range(total_steps + 1)]
+    top = rates.index(max(rates))
+    assert rates[top] == 2e-3
+    assert all(a < b for a, b in zip(rates[:top], rates[1 : top + 1], strict=False))
+    assert all(a > b for a, b in zip(rates[top:], rates[top + 1 :], strict=False))
+
+
+def test_the_horizon_of_a_run_is_its_plans_total(tmp_path):
+    config = write_toy(tmp_path, lengths=LENGTHS, spec=SPEC, epochs=2)
+    plan = plan_of(config)
+    steps = train(config, run_dir=tmp_path / "run").recorder.steps
+    settings = config.settings
+    assert [record.learning_rate for record in steps] == [
+        learning_rate(
+            step,
+            total_steps=plan.total_steps,
+            peak=settings.learning_rate,
+            warmup_fraction=settings.warmup_fraction,
+        )
+        for step in range(plan.total_steps)
+    ]
