@@ -3,6 +3,7 @@
 import dagster as dg
 
 from dflash_pipeline.assets.plan import EPOCHS, epoch_range_tags
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.recipe import Recipe
 
 whole_chain = dg.define_asset_job(
@@ -16,6 +17,13 @@ whole_chain = dg.define_asset_job(
 def nightly(recipe: Recipe) -> dg.ScheduleDefinition:
     """Start the whole chain at the recipe's time. Off until somebody switches it on."""
 
+    try:
+        return _nightly(recipe)
+    except dg.DagsterError as error:
+        raise Refused(str(error), where="schedule", fix="correct schedule.cron or schedule.timezone") from None
+
+
+def _nightly(recipe: Recipe) -> dg.ScheduleDefinition:
     @dg.schedule(
         name="nightly_retraining",
         job=whole_chain,

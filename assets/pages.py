@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 PORTS_TRIED = 50
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Servers = dict[str, "subprocess.Popen[bytes]"]
 
@@ -47,7 +48,7 @@ def serve_pages(recipe_path: Path, *, dagster_port: int, mlflow_port: int, tell:
     environment = _environment(recipe_path, storage)
     (storage.root / "mlflow").mkdir(parents=True, exist_ok=True)
     servers: Servers = {}
-    with _interrupted_by_sigterm():
+    with _interruptible():
         try:
             servers["Dagster"] = _start(_dagster_command(dagster), environment)
             servers["MLflow"] = _start(_mlflow_command(mlflow, storage), environment)
@@ -158,13 +159,13 @@ def _refuse_ended(servers: Servers) -> None:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM, as a service manager sends it, is Ctrl-C here: from before the first server starts."""
+def _interruptible() -> Iterator[None]:
+    """Each of the signals is Ctrl-C here, before the first server starts; SIGINT too where a shell has it ignored."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in _STOPS}
     try:
         yield
     finally:
@@ -174,7 +175,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 def _stop(servers: Servers) -> None:
     """SIGTERM to both, SIGKILL to what is left of them after a grace. A second Ctrl-C cannot leave one behind."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _STOPS:
         signal.signal(number, signal.SIG_IGN)
     groups = [server.pid for server in servers.values()]
     deadline = time.monotonic() + STOP_SECONDS

@@ -26,7 +26,7 @@ class Workbench:
 
 
 def workbench_from_environment() -> Workbench:
-    """`DFLASH_RECIPE` (a path; in a checkout the demo's) and `DFLASH_STORAGE`: read once, when the code location loads."""
+    """`DFLASH_RECIPE` (a path; in a checkout the demo's) and `DFLASH_STORAGE`: read once, when the location loads."""
     given = os.environ.get("DFLASH_RECIPE")
     path = Path(given) if given else DEFAULT_RECIPE
     if not given and not path.exists():

@@ -139,10 +139,10 @@ class _Records:
 
 
 def _failure(error: BaseException) -> Exception:
-    """The stage's own error, out of the wrappers that Dagster put round it."""
+    """The stage's own error, or the system's, out of the wrappers that Dagster put round it."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, DflashError):
+        if isinstance(cause, DflashError | OSError):
             return cause
         cause = cause.__cause__ or cause.__context__
     return Failed(str(error), where="dagster run", fix="run again with --debug, or look at the run's page: `dflash ui`")

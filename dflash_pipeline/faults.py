@@ -1,8 +1,8 @@
 """Named points before and after each durable act, at which a test may kill the process or fail a write.
 
-Nothing happens unless `DFLASH_FAULT` is set, which only the faults harness does: `kill:NAME` or `kill:NAME:N` kills this
-process with SIGKILL at the N-th passing (from 1) of the point NAME; `enospc:N` makes the N-th durable write fail as
-a full disk would; `enospc:N+` makes it and every later one fail.
+Nothing happens unless `DFLASH_FAULT` is set, which only the faults harness does: `kill:NAME` or `kill:NAME:N` kills
+this process with SIGKILL at the N-th passing (from 1) of the point NAME; `enospc:N` makes the N-th durable write fail
+as a full disk would; `enospc:N+` makes it and every later one fail.
 """
 
 from __future__ import annotations

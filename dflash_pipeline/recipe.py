@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.recipe_text import in_words, read_yaml
 
 MAX_EPOCHS = 64
 """Dagster's epoch partitions are the static keys 000 to 063."""
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -107,7 +110,7 @@ class Training(Section):
     threads_per_rank: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     learning_rate: float = Field(6e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup_fraction: float = Field(0.04, ge=0, lt=1)
     max_gradient_norm: float = Field(1.0, gt=0)
@@ -168,22 +171,22 @@ class Recipe(Section):
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe; `overrides` are `section.key=value` with values in YAML. Refuses with every fault at once."""
+    form = "see recipes/demo.yaml for the form"
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise Refused("there is no such recipe", where=str(path), fix="give the path of a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError, IsADirectoryError) as error:
-        raise Refused(
-            f"not readable as YAML: {error}", where=str(path), fix="see recipes/demo.yaml for the form"
-        ) from None
+    except (ValueError, OSError) as error:
+        raise Refused(f"not readable as YAML: {error}", where=str(path), fix=form) from None
     if not isinstance(raw, dict):
-        raise Refused("not a mapping of sections", where=str(path), fix="see recipes/demo.yaml for the form")
+        raise Refused("not a mapping of sections", where=str(path), fix=form)
     for override in overrides:
         _apply(raw, override)
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as error:
-        raise Refused(_sentence(error), where=str(path), fix="correct the recipe or the --set value") from None
+        fix = "correct the recipe or the --set value" if overrides else "correct the recipe"
+        raise Refused("; ".join(in_words(error, Recipe)), where=str(path), fix=fix) from None
     return _resolved(recipe, path.resolve().parent)
 
 
@@ -194,23 +197,28 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     *sections, last = key.strip().split(".")
     here: Any = raw
     for section in sections:
-        here = here.setdefault(section, {}) if isinstance(here, dict) else None
-    if not isinstance(here, dict):
+        here = _step_into(here, section)
+    place: Any = _index(here, last) if isinstance(here, list) else last if isinstance(here, dict) else None
+    if place is None:
         raise Refused(f"{key} does not lead into the recipe", where="--set", fix="name sections as in the recipe file")
     try:
-        here[last] = yaml.safe_load(value)
-    except yaml.YAMLError:
+        here[place] = read_yaml(value)
+    except ValueError:
         raise Refused(
-            f"the value of {key} is not YAML", where="--set", fix="quote it as you would in the recipe"
+            f"the value of {key} is not YAML", where="--set", fix="quote it as you would in a recipe"
         ) from None
 
 
-def _sentence(error: ValidationError) -> str:
-    faults = []
-    for fault in error.errors():
-        where = ".".join(str(part) for part in fault["loc"]) or "recipe"
-        faults.append(f"{where}: {fault['msg']}")
-    return "; ".join(faults)
+def _step_into(here: Any, section: str) -> Any:
+    """The section of that name, made when the recipe leaves it out; of a list, the item of that number."""
+    if isinstance(here, list):
+        number = _index(here, section)
+        return None if number is None else here[number]
+    return here.setdefault(section, {}) if isinstance(here, dict) else None
+
+
+def _index(items: list[Any], text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) < len(items) else None
 
 
 def _resolved(recipe: Recipe, folder: Path) -> Recipe:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
-from hypothesis import event
+from hypothesis import event, example, settings
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import BatchingSpec, CostModel, Strategy
 from dflash_pipeline.contracts.corpus import LengthStatistics, SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest, EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
+
+# Time on a shared machine says nothing about the code.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 MAX_LENGTH = 40
 _met: set[str] = set()
@@ -147,3 +152,37 @@ def specs(draw: st.DrawFn) -> BatchingSpec:
         tail=draw(st.sampled_from(["fill", "drop"])),
         overlong="drop",
     )
+
+
+STATIC = replace(spec_of(token_budget=80, slots_per_step=2, boundaries=(10, MAX_LENGTH)), padding="boundary")
+DEAR = CostModel(quadratic_length=50.0, anchor_cost=2.5)
+
+CORNERS = {
+    "fillers, accumulation": (
+        samples_of([3, 40, 40]),
+        replace(spec_of("shuffle", token_budget=40, slots_per_step=4), micro_batches_per_rank=2, cost=DEAR),
+    ),
+    "a tail to drop": (
+        samples_of([10] * 13),
+        replace(spec_of("shuffle", token_budget=10, slots_per_step=4), tail="drop"),
+    ),
+    "static shapes": (samples_of([5, 6, 30, 9, 31, 8, 7]), STATIC),
+    "one sample": (samples_of([7]), spec_of("sorted", slots_per_step=3)),
+    "above the budget, without a token": (
+        samples_of([40, 3, 0, 3]),
+        replace(spec_of(token_budget=20, boundaries=(5, MAX_LENGTH)), overlong="drop"),
+    ),
+    "several steps of full batches": (samples_of([20] * 12), spec_of("sorted", token_budget=40, slots_per_step=2)),
+}
+"""Corpora and specs that no property may miss by chance."""
+
+
+def with_corners(*others: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Between `must_meet` and `given`: try every corner, with these values for the arguments after corpus and spec."""
+
+    def wrap(check: Callable[..., None]) -> Callable[..., None]:
+        for samples, spec in CORNERS.values():
+            check = example(samples, spec, *others)(check)
+        return check
+
+    return wrap

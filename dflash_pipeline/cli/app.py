@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()
     except typer.Exit as end:
         code = end.exit_code
-    except typer.Abort:
-        code = 130
-    except KeyboardInterrupt:
+    except (typer.Abort, KeyboardInterrupt):  # Inside a command, typer makes the first of the second.
         report_error(INTERRUPTED, known={}, as_json=as_json, out=sys.stdout)
         code = 130
     except BrokenPipeError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
@@ -11,6 +11,9 @@ from dflash_pipeline.cli.options import Debug, Json, StorageDir, example, one_of
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 from dflash_pipeline.contracts.errors import Refused
+
+Role = Literal["system", "user", "assistant"]
+_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +45,7 @@ def ingest(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Turn rows into a snapshot of token sequences, outside Dagster."""
+    """Turn rows into a snapshot of token sequences."""
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.ingest_files import IngestRequest, ingest_files
@@ -96,13 +99,14 @@ def show_sample(
         answer.say(found, lambda: _show_sample(found))
 
 
-def _mapping(text: str) -> dict[str, str]:
-    mapping: dict[str, str] = {}
+def _mapping(text: str) -> dict[Role, str]:
+    mapping: dict[Role, str] = {}
     for pair in filter(None, text.split(",")):
-        field, sign, role = pair.partition("=")
-        if not field or not sign or role not in ("system", "user", "assistant") or role in mapping:
+        field, _, name = pair.partition("=")
+        role = _ROLES.get(name)
+        if not field or role is None or role in mapping:
             raise Refused(
-                f"{pair!r} is not FIELD=ROLE, with each of system, user and assistant at most once",
+                f"{pair!r} is not FIELD=ROLE, with each of {', '.join(_ROLES)} at most once",
                 where="--map",
                 fix="write for example question=user,answer=assistant",
             )
@@ -112,7 +116,8 @@ def _mapping(text: str) -> dict[str, str]:
 
 def _show_ingested(found: dict[str, Any]) -> None:
     print(
-        f"{found['accepted']:,} accepted, {found['rejected']:,} rejected, {found['exact_duplicates']:,} exact duplicates; "
+        f"{found['accepted']:,} accepted, {found['rejected']:,} rejected, "
+        f"{found['exact_duplicates']:,} exact duplicates; "
         f"{found['num_tokens']:,} tokens, {found['num_supervised_tokens']:,} supervised; snapshot {found['snapshot']}"
     )
     for reason, number in found["by_reason"].items():

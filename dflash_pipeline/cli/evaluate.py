@@ -35,7 +35,10 @@ def evaluate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure acceptance length by real draft-and-verify decoding, greedy, against the target's own output."""
+    """Measure acceptance length by real decoding.
+
+    Draft-and-verify, greedy; every output is compared with the target's own.
+    """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.evaluate_files import evaluate_files
@@ -71,7 +74,10 @@ def verify_export(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Prove that an exported drafter is what it says: files, config, tensors, tokenizer, decoding."""
+    """Prove that an exported drafter is what it says.
+
+    Its files, config, tensors, tokenizer, and decoding that changes nothing.
+    """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.evaluation.verify import verify_export as verify

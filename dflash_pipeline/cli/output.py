@@ -37,7 +37,7 @@ class Answer:
 
 @contextmanager
 def answering(*, as_json: bool, debug: bool = False) -> Iterator[Answer]:
-    """Run a command's body. Whatever error leaves it ends the program with its exit code and one sentence, or as JSON."""
+    """Run a command's body. Whatever error leaves it ends the program with its exit code, one sentence or JSON."""
     with _kept_for_the_answer(as_json) as out:
         answer = Answer(out=out, as_json=as_json)
         try:

@@ -74,7 +74,10 @@ def plan(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Plan epochs for any lengths: manifests as Parquet files, sealed by a plan."""
+    """Plan epochs for any lengths.
+
+    One Parquet file an epoch, sealed by a plan.
+    """
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.plan_files import PlanRequest, plan_files
 

@@ -1,4 +1,4 @@
-"""The last place an exception passes: whatever it is, it leaves as an error of ours, with a sentence and an exit code."""
+"""The last place an exception passes: whatever it is, it leaves as an error of ours: a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXES = {
     errno.ENAMETOOLONG: "give a shorter path",
     errno.ELOOP: "its symbolic links lead in a circle: give the path of the file itself",
 }
-"""What a wrong path leads to: bad input. Any other failure of the system (a full disk, a broken one) is no one's input."""
+"""What a wrong path leads to: bad input. Any other failure of the system, such as a full disk, is nobody's input."""
 
 
 def as_our_error(error: Exception) -> DflashError:

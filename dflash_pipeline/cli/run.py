@@ -27,8 +27,9 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Materialise the whole chain, from sources to a measured drafter, in one Dagster run.
+    """Materialise the whole chain in one Dagster run.
 
+    From the source files to a measured drafter.
     What exists and is unchanged is reused; what was interrupted goes on where it stopped.
     """
     quiet_libraries()
@@ -52,7 +53,7 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the training op without Dagster, on the newest plan of a recipe.
+    """Train on a recipe's newest plan, without Dagster.
 
     The plan must exist (`dflash run RECIPE --dry-run` makes it). Prints the torchrun line it uses.
     """

@@ -29,7 +29,10 @@ def ui(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Serve both pages on 127.0.0.1, to this machine only, until Ctrl-C."""
+    """Serve the Dagster and the MLflow page.
+
+    On 127.0.0.1, to this machine only, until Ctrl-C.
+    """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.assets.pages import serve_pages

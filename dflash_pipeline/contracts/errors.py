@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DflashError(Exception):
     """A sentence for the user: `what` happened, `where`, and how to `fix` it."""
@@ -33,3 +36,18 @@ class ContractBroken(Refused, ValueError):
 
 class Failed(DflashError):
     """The work was tried and did not succeed, or a check did not hold. Exit code 1."""
+
+
+@contextmanager
+def refusing(what: str, *, where: str, fix: str) -> Iterator[None]:
+    """Round one call of a library that reads a user's file: whatever it raises over a wrong one is a refusal.
+
+    Such libraries raise what comes to hand (TypeError, KeyError, errors of their own): no list of kinds would be whole.
+    """
+    try:
+        yield
+    except (DflashError, MemoryError):
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise Refused(f"{what}: {lines[0] if lines else type(error).__name__}", where=where, fix=fix) from error

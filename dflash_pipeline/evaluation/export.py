@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.errors import Refused, refusing
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target_files import TOKENIZER_FILES
@@ -51,7 +51,9 @@ def load_drafter(folder: Path) -> Drafter:
 
 def read_config(folder: Path) -> DrafterConfig:
     """The shape of an exported drafter."""
-    return from_zlab_json(read_config_json(folder))
+    raw = read_config_json(folder)
+    with refusing("not the config of a drafter", where=str(folder / "config.json"), fix="export the drafter again"):
+        return from_zlab_json(raw)
 
 
 def read_config_json(folder: Path) -> dict[str, object]:

@@ -44,7 +44,7 @@ def _lines(path: Path) -> list[str]:
 def _messages(line: str, *, where: str) -> tuple[Message, ...]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"not JSON: {error}", where=where, fix=_FORMS) from None
     if not isinstance(row, dict):
         raise Refused("not an object", where=where, fix=_FORMS)

@@ -14,7 +14,7 @@ from dflash_pipeline.contracts.hashing import counter_hash
 from dflash_pipeline.evaluation.decode import draft_and_verify, greedy_decode
 from dflash_pipeline.evaluation.export import check_tensors, load_drafter, read_config, read_config_json, read_tensors
 from dflash_pipeline.model.target import FrozenTarget
-from dflash_pipeline.model.target_files import TOKENIZER_FILES
+from dflash_pipeline.model.target_files import TOKENIZER_FILES, check_target_folder
 from dflash_pipeline.model.zlab_json import to_zlab_json
 from dflash_pipeline.store.files import file_sha256, folder_faults
 
@@ -32,6 +32,9 @@ class Check:
 
 def verify_export(folder: Path, target_dir: Path) -> tuple[Check, ...]:
     """Ask everything of an export that can be asked without a serving engine. Reads files only; changes nothing."""
+    if not folder.is_dir():
+        raise Refused("there is no such folder", where=str(folder), fix="give an exported drafter, storage/exports/…")
+    check_target_folder(target_dir)
     questions: tuple[tuple[str, Callable[[Path, Path], str]], ...] = (
         ("files", _files),
         ("config", _config),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from dflash_pipeline.contracts.conversation import Conversation, Message
-from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.errors import Refused, refusing
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.sample import DropReason
 from dflash_pipeline.ingest.spans import Span, TurnForm, find_spans
@@ -24,6 +24,7 @@ MASK_RULE = 1
 """Part of every template's identity: raised when other characters become supervised."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _PROBE = (Message(role="user", content="Hello?"), Message(role="assistant", content="Yes."))
 # What an expression in a template can raise, beside jinja's own errors.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
@@ -138,10 +139,11 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     fix = "give the folder of a model in Hugging Face format, with its tokenizer.json"
-    try:
+    # Without any of these transformers makes up an empty tokenizer, or asks for a name on the network.
+    if not any((folder / name).is_file() for name in _VOCABULARIES):
+        raise Refused(f"there is none of {', '.join(_VOCABULARIES)}", where=str(folder), fix=fix)
+    with refusing("no tokenizer can be read", where=str(folder), fix=fix):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise Refused(f"no tokenizer can be read: {error}", where=str(folder), fix=fix) from None
     if not tokenizer.is_fast:
         raise Refused("a tokenizer that cannot tell which characters a token stands for", where=str(folder), fix=fix)
     return tokenizer
@@ -166,8 +168,9 @@ def _configured_ends(tokenizer: PreTrainedTokenizerBase, folder: Path) -> set[st
     ends = {tokenizer.eos_token} if tokenizer.eos_token else set()
     settings = folder / "generation_config.json"
     if settings.is_file():
-        ids = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id") or []
-        ends.update(tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids]))
+        with refusing("no generation settings can be read", where=str(settings), fix="correct its eos_token_id"):
+            ids = json.loads(settings.read_text(encoding="utf-8")).get("eos_token_id") or []
+            ends.update(tokenizer.convert_ids_to_tokens(ids if isinstance(ids, list) else [ids]))
     return {end for end in ends if end}
 
 

@@ -13,28 +13,26 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 import torch
-from dagster_pipes import PipesContext, open_dagster_pipes
+from dagster_pipes import open_dagster_pipes
 
 from dflash_pipeline.contracts.errors import DflashError
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
 from dflash_pipeline.contracts.progress import ProgressBoard
-from dflash_pipeline.contracts.run import Attempt, AttemptStatus, RunRecord
-from dflash_pipeline.faults import fault_point
+from dflash_pipeline.contracts.run import Attempt, RunRecord
 from dflash_pipeline.launch.lifeline import watch_lifeline
+from dflash_pipeline.launch.rank_trackers import PipesLog, RunBook, Trackers
 from dflash_pipeline.launch.torchrun import rank_error_path
 from dflash_pipeline.store.plans import load_plan
-from dflash_pipeline.store.records import load_record, save_record
+from dflash_pipeline.store.records import load_record
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
 from dflash_pipeline.training.distributed import process_group
 from dflash_pipeline.training.event_log import EventLog
 from dflash_pipeline.training.loop import Outcome, Trainer
 from dflash_pipeline.training.settings import LaunchConfig
-from dflash_pipeline.training.tracker import EndStatus, NullTracker, Params, Tracker
+from dflash_pipeline.training.tracker import NullTracker, Params, Tracker
 
 STOPPED = 143
 GRACE_SECONDS = 25.0
@@ -54,70 +52,6 @@ class StopRequest:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-
-
-class Trackers:
-    """Tells several trackers in turn: the event log on disk first, MLflow after it."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = tuple(trackers)
-
-    def start(self, params: Params) -> None:
-        for tracker in self.trackers:
-            tracker.start(params)
-
-    def step(self, record: StepRecord) -> None:
-        for tracker in self.trackers:
-            tracker.step(record)
-
-    def epoch(self, record: EpochRecord) -> None:
-        for tracker in self.trackers:
-            tracker.epoch(record)
-
-    def spike(self, record: SpikeRecord) -> None:
-        for tracker in self.trackers:
-            tracker.spike(record)
-
-    def sync(self) -> None:
-        for tracker in self.trackers:
-            tracker.sync()
-
-    def end(self, status: EndStatus) -> None:
-        for tracker in self.trackers:
-            tracker.end(status)
-
-
-class PipesLog:
-    """Tells Dagster: one log line an epoch or spike."""
-
-    def __init__(self, pipes: PipesContext) -> None:
-        self.pipes = pipes
-
-    def start(self, params: Params) -> None:
-        self.pipes.log.info(
-            f"training run {params['run']}: {params['total_steps']} steps on {params['num_ranks']} ranks"
-        )
-
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    def epoch(self, record: EpochRecord) -> None:
-        self.pipes.log.info(
-            f"epoch {record.epoch}: {record.num_steps} steps, mean loss {record.mean_loss:.4f}, "
-            f"padding efficiency {record.padding_efficiency:.3f}, {record.seconds:.1f} s"
-        )
-
-    def spike(self, record: SpikeRecord) -> None:
-        self.pipes.log.warning(
-            f"loss spike at step {record.global_step} (epoch {record.epoch} step {record.step}): "
-            f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
-        )
-
-    def sync(self) -> None:
-        pass
-
-    def end(self, status: EndStatus) -> None:
-        self.pipes.log.info(f"training {status}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -179,49 +113,6 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
 
 def _exit_code(outcome: Outcome) -> int:
     return 0 if outcome.finished else STOPPED
-
-
-class RunBook:
-    """Keeps `run.json` true to an attempt: running, then finished, stopped or failed; and which MLflow run it fills."""
-
-    def __init__(self, config: LaunchConfig, record: RunRecord, attempt: Attempt, mlflow: MlflowTracker) -> None:
-        self.path = Path(config.run_dir) / "run.json"
-        self.record = record
-        self.attempt = attempt
-        self.mlflow = mlflow
-        self.reached = attempt.first_step
-
-    def start(self, params: Params) -> None:
-        self._write()
-
-    def step(self, record: StepRecord) -> None:
-        self.reached = record.global_step
-        # Known only once the server has answered, which no step waits for.
-        if self.record.mlflow_run_id is None and self.mlflow.run_id(wait_seconds=0) is not None:
-            self._write()
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._write()
-
-    def spike(self, record: SpikeRecord) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def end(self, status: EndStatus) -> None:
-        ended: dict[EndStatus, AttemptStatus] = {"finished": "finished", "failed": "failed", "killed": "stopped"}
-        self.attempt = replace(self.attempt, status=ended[status])
-        fault_point("run.before-end")
-        self._write()
-        fault_point("run.after-end")
-
-    def _write(self) -> None:
-        self.attempt = replace(self.attempt, last_step=self.reached)
-        self.record = self.record.with_attempt(self.attempt)
-        if run_id := self.mlflow.run_id(wait_seconds=0):
-            self.record = self.record.with_mlflow_run(run_id)
-        save_record(self.path, self.record)
 
 
 def _record(config: LaunchConfig) -> RunRecord:

@@ -96,7 +96,7 @@ def _generate(
     for row, ids in enumerate(prompts):
         input_ids[row, longest - len(ids) :] = torch.tensor(ids)
         attention_mask[row, longest - len(ids) :] = 1
-    written = model.generate(  # type: ignore[operator]
+    written = model.generate(  # type: ignore[operator]  # transformers gives it through a mixin
         input_ids=input_ids.to(model.device),
         attention_mask=attention_mask.to(model.device),
         generation_config=_greedy(max_new_tokens, ends),
@@ -107,7 +107,7 @@ def _generate(
 def _greedy(max_new_tokens: int, ends: Sequence[int]) -> GenerationConfig:
     # Said in full: what is left open, the target's own generation_config.json fills in, and a repetition penalty would
     # make its answers other than the text that verification accepts.
-    return GenerationConfig(  # type: ignore[no-untyped-call]
+    return GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,

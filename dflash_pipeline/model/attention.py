@@ -44,7 +44,7 @@ class Rotary(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         # In bfloat16 they would be off by 0.4 %: fine at position 10, another rotation altogether at 1,000.
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.inv_freq = self._frequencies().to(self.inv_freq.device)
         return self
 

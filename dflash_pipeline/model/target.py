@@ -78,7 +78,7 @@ class FrozenTarget:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The output head [.., V]. Gradients pass through to `hidden`."""
-        logits: Tensor = self._model.get_output_embeddings()(hidden)  # type: ignore[no-untyped-call]
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
 
     def new_cache(self) -> DynamicCache:

@@ -20,6 +20,7 @@ from dflash_pipeline.evaluation.acceptance import AcceptanceReport
 from dflash_pipeline.evaluation.export import export_drafter
 from dflash_pipeline.evaluation.prompts import read_prompts
 from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
+from dflash_pipeline.faults import fault_point
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.model.loading import stop_token_ids
 from dflash_pipeline.recipe import Recipe
@@ -103,7 +104,9 @@ def make_report(
         untrained=untrained,
         trained=trained,
     )
+    fault_point("report.before-write")
     save_record(path, record)
+    fault_point("report.after-write")
     return Made(record=record, reused=False)
 
 

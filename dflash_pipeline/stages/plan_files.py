@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dflash_pipeline.contracts.batching import BatchingSpec, CostModel, OverlongPolicy, Padding, Strategy, TailPolicy
 from dflash_pipeline.contracts.corpus import SampleLengths
-from dflash_pipeline.contracts.errors import DflashError, Refused
+from dflash_pipeline.contracts.errors import ContractBroken, DflashError, Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
@@ -47,29 +47,38 @@ class PlanRequest:
 
 def read_lengths(path: Path) -> SampleLengths:
     """Lengths from `.npy` (one dimension of whole numbers) or `.parquet` (column `length`, optionally `supervised`)."""
+    lengths, supervised = (_whole_numbers(column, path) for column in _columns(path))
+    try:
+        return SampleLengths(
+            snapshot=fingerprint(lengths=lengths, supervised=supervised), num_tokens=lengths, num_supervised=supervised
+        )
+    except ContractBroken as broken:
+        raise Refused(broken.what, where=str(path), fix=broken.fix) from None
+
+
+def _columns(path: Path) -> tuple[Any, Any]:
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path)
             lengths = table["length"].to_numpy()
-            supervised = table["supervised"].to_numpy() if "supervised" in table.column_names else lengths
-        else:
-            lengths = supervised = np.load(path, allow_pickle=False)
+            return lengths, table["supervised"].to_numpy() if "supervised" in table.column_names else lengths
+        lengths = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise Refused("there is no such file", where=str(path), fix="give a .npy or .parquet file of lengths") from None
     except (ValueError, OSError, KeyError, EOFError, pa.ArrowException) as error:
         raise Refused(
             f"no lengths can be read: {error}", where=str(path), fix="give .npy, or .parquet with a column `length`"
         ) from None
-    if lengths.ndim != 1 or not np.issubdtype(lengths.dtype, np.integer):
-        raise Refused(
-            f"an array of {lengths.dtype} with shape {lengths.shape}",
-            where=str(path),
-            fix="give whole numbers in one dimension",
-        )
-    lengths, supervised = lengths.astype(np.int64), supervised.astype(np.int64)
-    return SampleLengths(
-        snapshot=fingerprint(lengths=lengths, supervised=supervised), num_tokens=lengths, num_supervised=supervised
-    )
+    return lengths, lengths
+
+
+def _whole_numbers(column: Any, path: Path) -> np.ndarray:
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
+        seen = f"{column.dtype} with shape {column.shape}" if isinstance(column, np.ndarray) else "several arrays"
+        raise Refused(f"no list of lengths: {seen}", where=str(path), fix="give whole numbers in one dimension")
+    if column.size and int(column.max()) > np.iinfo(np.int64).max:
+        raise Refused(f"a length of {column.max()}", where=str(path), fix="give lengths that a sample can have")
+    return column.astype(np.int64)
 
 
 def boundary_facts(path: Path, *, num_buckets: int, grid: int) -> dict[str, Any]:
@@ -140,7 +149,7 @@ def epoch_facts(manifest: EpochManifest) -> dict[str, Any]:
 
 
 def show_plan(folder: Path) -> dict[str, Any]:
-    plan = load_plan(folder)
+    plan = _plan(folder)
     return {
         "plan": plan.fingerprint,
         "snapshot": plan.snapshot,
@@ -152,7 +161,7 @@ def show_plan(folder: Path) -> dict[str, Any]:
 
 def verify_plan(folder: Path) -> dict[str, Any]:
     """Whether every epoch is whole, keeps its contract and is the one the plan sealed."""
-    plan = load_plan(folder)
+    plan = _plan(folder)
     faults = []
     for epoch in range(plan.num_epochs):
         try:
@@ -166,7 +175,7 @@ def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
     """What two plans differ in: rules, then epoch by epoch."""
     if len(folders) != 2:
         raise Refused(f"{len(folders)} folders", where="manifest diff", fix="give exactly two plan folders")
-    first, second = (load_plan(folder) for folder in folders)
+    first, second = (_plan(folder) for folder in folders)
     specs = asdict(first.spec), asdict(second.spec)
     longer = max(first.num_epochs, second.num_epochs)
     digests = [[p.epochs[e].digest if e < p.num_epochs else None for p in (first, second)] for e in range(longer)]
@@ -177,6 +186,14 @@ def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
         "spec": {key: [specs[0][key], specs[1][key]] for key in specs[0] if specs[0][key] != specs[1][key]},
         "epochs": [{"epoch": e, "same": digests[e][0] == digests[e][1], "num_steps": steps[e]} for e in range(longer)],
     }
+
+
+def _plan(folder: Path) -> RunPlan:
+    if not folder.is_dir():
+        raise Refused(
+            "there is no such folder", where=str(folder), fix="give the folder that `dflash plan --out` wrote"
+        )
+    return load_plan(folder)
 
 
 def _spec(request: PlanRequest, samples: SampleLengths, cost: CostModel) -> BatchingSpec:

@@ -96,9 +96,9 @@ def _write(
         shards = write_shards(fresh, _count(bar, counts))
         if not counts["train"]:
             raise Refused(
-                f"no training sample is left of {len(conversations)} conversations: {_reasons(counts)}",
+                f"no training sample is left of {len(conversations)} conversations ({_reasons(counts) or 'none dropped'})",
                 where="token_sequences",
-                fix="raise data.max_length, or look at the conversations and the chat template",
+                fix="look at `dflash rejected` when there are none, else at data.max_length and the chat template",
             )
         _copy_tokenizer(recipe.target.path, fresh / TOKENIZER_FOLDER)
         save_record(

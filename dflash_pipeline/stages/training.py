@@ -1,4 +1,4 @@
-"""The training op: from a sealed plan to a finished run, through torchrun. Resumes the unfinished, reuses the finished."""
+"""The training op: from a sealed plan to a finished run, through torchrun. Resumes the unfinished, reuses the rest."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-from transformers import AutoConfig
 
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
@@ -18,12 +16,13 @@ from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.ingest.chat import load_tokenizer
 from dflash_pipeline.launch.torchrun import run_ranks
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
+from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.model.objective import default_decay
-from dflash_pipeline.model.target_files import check_target_folder, target_fingerprint
+from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.layout import Storage
-from dflash_pipeline.store.plans import plan_folder
+from dflash_pipeline.store.plans import load_plan, plan_folder
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.store.warehouse import Warehouse
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
@@ -61,6 +60,7 @@ def train_drafter(
     """Train to the plan's end with torchrun, from the newest whole checkpoint if there is one."""
     check_world_size(launch.num_ranks, plan.spec.slots_per_step)
     config = launch_config(recipe, storage, snapshot, plan, fresh=launch.fresh)
+    load_plan(Path(config.plan_dir), config.plan)  # Refused here, not by every rank, when the plan is gone.
     run_dir = Path(config.run_dir)
     path = run_dir / "launch.json"
     save_record(path, config)
@@ -88,10 +88,11 @@ def launch_config(
     drafter = recipe_drafter(recipe)
     settings = training_settings(recipe)
     target = target_fingerprint(recipe.target.path)
-    run = run_fingerprint(plan=plan.fingerprint, target=target, drafter=drafter, settings=settings)
+    identity = run_fingerprint(plan=plan.fingerprint, target=target, drafter=drafter, settings=settings)
+    run_dir = _run_dir(storage, identity, fresh=fresh)
     return LaunchConfig(
-        run=run,
-        run_dir=str(_run_dir(storage, run, fresh=fresh)),
+        run=run_dir.name,
+        run_dir=str(run_dir),
         plan_dir=str(plan_folder(storage.plans, snapshot=plan.snapshot, spec=plan.spec)),
         plan=plan.fingerprint,
         snapshot_dir=str(storage.snapshots / snapshot.fingerprint),
@@ -112,8 +113,7 @@ def launch_config(
 def recipe_drafter(recipe: Recipe) -> DrafterConfig:
     """The drafter's shape: what the recipe gives, and otherwise what follows from the target."""
     wanted, path = recipe.drafter, recipe.target.path
-    check_target_folder(path)
-    config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    config = load_config(path)
     vocabulary = config.get_text_config(decoder=True).vocab_size
     mask = wanted.mask_token_id
     return drafter_config(

@@ -148,7 +148,9 @@ class Database:
             connection.begin()
             connection.execute(SCHEMA)
             connection.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])
+            fault_point("warehouse.before-create")
             connection.commit()
+            fault_point("warehouse.after-create")
         [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
         if version != SCHEMA_VERSION:
             raise Refused(

@@ -38,13 +38,15 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 def new_folder(final: Path, *, act: str) -> Iterator[Path]:
     """A temporary folder to fill; on leaving it is hashed, synced and renamed to `final`, which must not exist.
 
-    `act` names the fault points around hashing and renaming. If the body fails, the temporary folder is removed.
+    `act` names the fault points around writing, hashing and renaming. If the body fails, the temporary folder is
+    removed.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(final)
     temporary = final.with_name(f".{final.name}.{os.getpid()}{INCOMPLETE}")
     temporary.mkdir()
     try:
+        fault_point(f"{act}.before-write")
         yield temporary
         fault_point(f"{act}.before-hash")
         fault_write()

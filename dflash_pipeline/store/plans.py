@@ -102,7 +102,9 @@ def load_epoch(folder: Path, epoch: int) -> EpochManifest:
         raise Refused("this epoch has no manifest", where=str(path), fix="materialise epoch_manifest") from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise _damaged(path, str(error)) from None
-    if manifest.digest() != head["digest"] or manifest.epoch != epoch:
+    if manifest.epoch != epoch:
+        raise _damaged(path, f"it holds epoch {manifest.epoch}")
+    if manifest.digest() != head["digest"]:
         raise _damaged(path, "its rows do not match the digest it was written with")
     return manifest
 

@@ -30,5 +30,16 @@ def load_record(path: Path, kind: type[Record]) -> Record:
         ) from None
     except (ValidationError, OSError) as error:
         raise Refused(
-            f"not a valid {kind.__name__}: {error}", where=str(path), fix="move the file away and run its stage again"
+            f"not a valid {kind.__name__}: {_fault(error)}",
+            where=str(path),
+            fix="move the file away and run its stage again",
         ) from None
+
+
+def _fault(error: ValidationError | OSError) -> str:
+    if isinstance(error, OSError):
+        return str(error)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"])
+    others = error.error_count() - 1
+    return f"{place}{': ' if place else ''}{first['msg']}{f', and {others} more faults' if others else ''}"

@@ -113,7 +113,7 @@ def is_refusal(fault: Exception) -> bool:
     """Whether the server understood and will not: the same request again would be refused again."""
     if not isinstance(fault, MlflowException):
         return False
-    code = int(fault.get_http_status_code())  # type: ignore[no-untyped-call]
+    code = int(fault.get_http_status_code())
     return 400 <= code < 500 and code not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
 
 

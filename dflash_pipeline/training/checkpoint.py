@@ -14,7 +14,7 @@ from torch import nn
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import Position
-from dflash_pipeline.faults import fault_write
+from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import folder_faults, new_folder, set_aside
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.training.spikes import SpikeState
@@ -99,6 +99,7 @@ def prune_checkpoints(folder: Path, *, keep: int) -> None:
     # Damaged ones may be the newest: counted, they would cost the only checkpoint that can be resumed from.
     whole = [path for path in list_checkpoints(folder) if not folder_faults(path)]
     for path in whole[keep:]:
+        fault_point("checkpoint.before-prune")
         shutil.rmtree(path)
 
 

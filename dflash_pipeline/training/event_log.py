@@ -12,7 +12,7 @@ from typing import Any
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
-from dflash_pipeline.faults import fault_write
+from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import fsync_folder
 from dflash_pipeline.training.tracker import EndStatus, Params
 
@@ -54,10 +54,12 @@ class EventLog:
         os.fsync(self._file.fileno())
 
     def _append(self, kind: str, fields: dict[str, Any]) -> None:
+        fault_point("events.before-append")
         fault_write()
         event = {"kind": kind, "unix_seconds": time.time()} | fields
         self._file.write(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
         self._file.flush()
+        fault_point("events.after-append")
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from tqdm import tqdm
@@ -109,7 +110,7 @@ class Trainer:
                     break
         return Outcome(finished=done == self.plan.total_steps, first_step=self.start, last_step=done)
 
-    def _run_epoch(self, manifest: EpochManifest, at: Position, bar: tqdm[None]) -> tuple[GlobalStep, bool]:
+    def _run_epoch(self, manifest: EpochManifest, at: Position, bar: tqdm[NoReturn]) -> tuple[GlobalStep, bool]:
         """Steps done since the start of the run when it ends, and whether it ended by request."""
         began = time.perf_counter()
         losses: list[float] = []
@@ -248,7 +249,7 @@ class Trainer:
             prune_checkpoints(self.checkpoints, keep=self.config.keep_checkpoints)
         self.ranks.wait_for_all()
 
-    def _bar(self) -> tqdm[None]:
+    def _bar(self) -> tqdm[NoReturn]:
         return tqdm(
             total=self.plan.total_steps,
             initial=self.start,

@@ -30,7 +30,7 @@ class LaunchConfig:
     """Everything a rank needs, as one JSON file: paths of what it reads and writes, and how it is run."""
 
     run: str
-    """Fingerprint of (plan, target, drafter, settings): the key by which a run is resumed, reused or skipped."""
+    """Name of the run: the fingerprint of (plan, target, drafter, settings), with `-2`, `-3` … when started afresh."""
     run_dir: str
     plan_dir: str
     plan: str

@@ -25,17 +25,25 @@ def forged(manifest: EpochManifest, **columns: object) -> EpochManifest:
 
 
 def with_a_sample_missing(manifest: EpochManifest) -> EpochManifest:
-    """The last sample is gone, and the manifest claims a corpus without it: consistent in itself."""
+    """One sample is gone, and the manifest claims a corpus smaller by one: consistent in itself."""
+    sizes = np.diff(manifest.offsets)
+    owner = int(sizes.argmax())
+    at = int(manifest.offsets[owner])
     last = manifest.num_corpus_samples - 1
-    at = int(np.flatnonzero(manifest.sample_ids == last)[0])
-    owner = int(np.searchsorted(manifest.offsets, at, side="right")) - 1
-    offsets = manifest.offsets.copy()
-    offsets[owner + 1 :] -= 1
-    assert np.diff(offsets).min() >= 1
+    gone, ids = manifest.sample_ids[at], np.delete(manifest.sample_ids, at)
+    ids[ids == last] = gone
+    sizes[owner] -= 1
+    tokens = np.minimum(manifest.num_tokens, sizes.reshape(manifest.num_tokens.shape) * manifest.padded_length)
+    same = {field.name: getattr(manifest, field.name) for field in fields(EpochManifest)}
     return EpochManifest(
-        **{field.name: getattr(manifest, field.name) for field in fields(EpochManifest)}
-        | {"num_corpus_samples": last, "sample_ids": np.delete(manifest.sample_ids, at), "offsets": offsets}
-        | {"num_tokens": np.minimum(manifest.num_tokens, np.diff(offsets).reshape(manifest.num_tokens.shape) * manifest.padded_length)}
+        **same
+        | {
+            "num_corpus_samples": last,
+            "sample_ids": ids,
+            "offsets": np.concatenate(([0], np.cumsum(sizes))),
+            "num_tokens": tokens,
+            "supervised_tokens": np.minimum(manifest.supervised_tokens, tokens),
+        }
     )
 
 

@@ -1,6 +1,5 @@
 """The whole chain through its Dagster job, with two real ranks: what it leaves in Dagster, MLflow and the storage."""
 
-import json
 import math
 from pathlib import Path
 
@@ -8,6 +7,9 @@ import dagster as dg
 import pytest
 from mlflow import MlflowClient
 
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.assets.whole_run import facts as run_facts
+from dflash_pipeline.assets.whole_run import run_whole_chain
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.store.files import folder_faults
@@ -110,7 +112,7 @@ def test_the_mlflow_run_is_finished_and_names_what_it_was_made_from(chain, run, 
     assert params["boundaries"] == ",".join(str(b) for b in plan.spec.boundaries)
     expected = {
         "strategy": "bucket",
-        "token_budget": "224",
+        "token_budget": "448",
         "slots_per_step": "8",
         "num_epochs": "2",
         "total_steps": str(plan.total_steps),
@@ -173,11 +175,13 @@ def test_the_runs_folder_holds_record_events_and_a_whole_checkpoint(chain, plan)
     assert not list(run_dir.glob("error-rank-*.txt"))
 
 
-def test_the_same_call_again_reuses_everything_and_trains_nothing(chain, tmp_path):
+def test_the_same_call_again_reuses_everything_and_trains_nothing(chain, tmp_path, monkeypatch):
+    monkeypatch.setenv("DAGSTER_HOME", "")  # The run sets it; put back at the end.
     again = chain.copy(tmp_path / "storage")
     run_dir = again.storage.runs / chain.facts["run"]
     before = (run_dir / "events.jsonl").read_bytes()
-    facts = again.answer("run")
+    workbench = Workbench(recipe=again.recipe, storage=again.storage)
+    facts = run_facts(run_whole_chain(workbench, fresh=False, dry_run=False), dry_run=False)
     made_of = {"conversations", "target_responses", "token_sequences", "epoch_manifest", "run_plan"}
     assert set(facts["reused"]) == made_of | {"trained_drafter", "exported_drafter", "acceptance_report"}
     assert (run_dir / "events.jsonl").read_bytes() == before
@@ -200,7 +204,8 @@ def test_eight_ranks_make_the_same_run(chain, tmp_path):
     two = [float.fromhex(loss) for _, loss in last_attempt_losses(Path(chain.facts["run_dir"]) / "events.jsonl")]
     losses = [float.fromhex(loss) for _, loss in last_attempt_losses(run_dir / "events.jsonl")]
     assert losses == pytest.approx(two, rel=1e-3)
-    steps = [e for e in read_events(run_dir / "events.jsonl") if e["kind"] == "step"]
-    assert json.dumps([e["real_tokens"] for e in steps]) == json.dumps(
-        [e["real_tokens"] for e in read_events(Path(chain.facts["run_dir"]) / "events.jsonl") if e["kind"] == "step"]
-    )
+    assert tokens_of_each_step(run_dir) == tokens_of_each_step(Path(chain.facts["run_dir"]))
+
+
+def tokens_of_each_step(run_dir: Path) -> list[int]:
+    return [event["real_tokens"] for event in read_events(run_dir / "events.jsonl") if event["kind"] == "step"]

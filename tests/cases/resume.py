@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dflash_pipeline.contracts.errors import DflashError
-from dflash_pipeline.store.files import folder_faults
+from dflash_pipeline.store.files import folder_faults, new_folder
 from dflash_pipeline.training.checkpoint import list_checkpoints, newest_whole_checkpoint, prune_checkpoints
 from tests.cases.stale import observe_changes
 from tests.cases.tiny_run import Seen, TinyRun, make_tiny_run
@@ -59,8 +59,10 @@ def _names(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made(case: Mapping[str, Any], folder: Path) -> Path:
+    """Every name as a whole folder, with a hash list that holds."""
     for name in case["directories"]:
-        (folder / name).mkdir(parents=True)
+        with new_folder(folder / name, act="case") as fresh:
+            (fresh / "state.json").write_text("{}", encoding="utf-8")
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Which of tokens and manifests a change makes anew: the real stages on real inputs, once for the base and once a change.
+"""Which of tokens and manifests a change makes anew: the real stages on real inputs, base and changes.
 
 What a case names by a hash (`dataset_sha256` …) becomes a file whose content holds that text, so that another hash in
 the case is another content. What the pipeline has no setting for (`log_level`, `mlflow_uri`) is set in the environment.

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import CostModel
@@ -35,6 +35,7 @@ def every_choice(statistics: LengthStatistics, num_buckets: int, grid: int) -> l
 
 
 @must_meet("several choices", "a grid that joins lengths", "quadratic cost")
+@example(histogram_of({1: 2, 2: 1, 5: 1, 9: 3}), 2, 2, CostModel(quadratic_length=3.0))
 @given(histograms, st.integers(1, 11), st.integers(1, 12), costs)
 def test_no_other_choice_costs_less(statistics, num_buckets, grid, cost):
     found = optimise_boundaries(statistics, num_buckets=num_buckets, grid=grid, cost=cost)

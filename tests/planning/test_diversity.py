@@ -17,7 +17,7 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.manifest import build_epoch_manifest
-from tests.strategies import corpora, costs, met, must_meet, samples_of, spec_of, specs
+from tests.strategies import corpora, costs, met, must_meet, samples_of, spec_of, specs, with_corners
 
 
 def epochs(samples: SampleLengths, spec: BatchingSpec) -> tuple[EpochManifest, EpochManifest]:
@@ -38,6 +38,7 @@ def wasserstein(here: list[int], everywhere: list[int]) -> float:
 
 
 @must_meet("fillers", "several steps", "dropped")
+@with_corners(200)
 @given(corpora(), specs(), st.sampled_from([1, 200, 2**22]))
 def test_length_distance_is_the_mean_over_steps(samples, spec, cells):
     manifest, _ = epochs(samples, spec)
@@ -57,6 +58,7 @@ def test_length_distance_is_the_mean_over_steps(samples, spec, cells):
 
 
 @must_meet("fillers", "accumulation")
+@with_corners(CostModel(quadratic_length=7.0))
 @given(corpora(), specs(), costs)
 def test_overall_efficiency_is_needed_over_paid(samples, spec, cost):
     manifest, _ = epochs(samples, spec)
@@ -85,7 +87,8 @@ def test_overall_efficiency_is_needed_over_paid(samples, spec, cost):
 
 
 @must_meet("some pairs meet again", "no pair at all")
-@given(corpora(min_length=1), specs())
+@with_corners()
+@given(corpora(), specs())
 def test_pair_repetition_counts_pairs_that_meet_again(samples, spec):
     manifests = epochs(samples, replace(spec, tail="fill"))
     pairs = [

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import MOST_TOKENS, BatchingSpec, CostModel
@@ -15,7 +15,7 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
-from tests.strategies import corpora, met, must_meet, samples_of, spec_of, specs
+from tests.strategies import corpora, met, must_meet, samples_of, spec_of, specs, with_corners
 
 THREE_STEPS_AND_ONE = BatchingSpec(strategy="shuffle", token_budget=10, slots_per_step=4, boundaries=(10,), tail="drop")
 """13 samples of 10 tokens make 13 micro-batches: one more than fills the steps."""
@@ -35,7 +35,7 @@ def micro_batches(manifest: EpochManifest) -> list:
 
 
 @must_meet("fillers", "dropped", "tail dropped", "static shapes", "one sample")
-@example(samples_of([10] * 13), THREE_STEPS_AND_ONE, 0)
+@with_corners(0)
 @given(corpora(), specs(), st.integers(0, 300))
 def test_scheduled_and_dropped_are_the_corpus(samples, spec, epoch):
     manifest = built(samples, spec, epoch)
@@ -52,7 +52,7 @@ def test_scheduled_and_dropped_are_the_corpus(samples, spec, epoch):
 
 
 @must_meet("full to the last token", "quadratic cost", "anchor cost")
-@example(samples_of([40] * 4), spec_of("shuffle", token_budget=80))
+@with_corners()
 @given(corpora(), specs())
 def test_columns_say_what_the_samples_are(samples, spec):
     manifest = built(samples, spec)
@@ -75,6 +75,7 @@ def test_columns_say_what_the_samples_are(samples, spec):
 
 
 @must_meet("fillers", "several steps")
+@with_corners()
 @given(corpora(), specs())
 def test_every_step_is_full_and_fillers_count_for_nothing(samples, spec):
     manifest = built(samples, spec)
@@ -101,14 +102,14 @@ def test_every_step_is_full_and_fillers_count_for_nothing(samples, spec):
 
 
 @must_meet("overlong", "tail dropped")
-@example(samples_of([10] * 13), THREE_STEPS_AND_ONE)
-@given(corpora(min_length=1), specs())
+@with_corners()
+@given(corpora(), specs())
 def test_only_what_the_rules_say_is_dropped(samples, spec):
     manifest = built(samples, spec)
     reach = samples.num_tokens
     if spec.padding == "boundary":
-        reach = np.array([min(b for b in spec.boundaries if b >= length) for length in reach])
-    overlong = set(np.flatnonzero(reach > spec.token_budget).tolist())
+        reach = np.array([min(b for b in spec.boundaries if b >= x) if x else 0 for x in reach])
+    overlong = set(np.flatnonzero((reach > spec.token_budget) | (reach < 1)).tolist())
     dropped = set(manifest.dropped.tolist())
     assert overlong <= dropped
     if spec.tail == "fill":

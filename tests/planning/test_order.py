@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,7 +65,12 @@ def test_threads_agree():
 def test_processes_agree(surroundings):
     code = "import json; from tests.planning.test_order import everything; print(json.dumps(everything()))"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | surroundings, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=os.environ | surroundings,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert json.loads(done.stdout) == GOLDEN
 

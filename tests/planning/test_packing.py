@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.planning.packing import (
@@ -24,6 +24,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 @must_meet("closed by the budget")
+@example([30, 30], 30)
 @given(lengths_lists, st.integers(30, 120))
 def test_micro_batches_are_full_and_within_the_budget(lengths, budget):
     sizes = pack_in_order(ints(*lengths), token_budget=budget).tolist()

@@ -32,6 +32,7 @@ def slots(n: int, **changes: object) -> BatchingSpec:
 
 @must_meet("halves", "fillers", "halves and fillers")
 @example([2, 1], 5)
+@example([3, 3], 3)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 9))
 def test_steps_are_full_and_no_sample_is_lost(sizes, slots_per_step):
     packing, lengths = packed(sizes)
@@ -98,6 +99,8 @@ def test_full_steps_stay_as_they_are():
 
 
 @must_meet("nothing would be left", "a tail")
+@example([1], 2)
+@example([2, 1, 3], 2)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 6))
 def test_dropping_keeps_the_full_steps(sizes, slots_per_step):
     packing, _ = packed(sizes)

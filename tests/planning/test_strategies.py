@@ -8,7 +8,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import Strategy
@@ -34,6 +34,7 @@ def test_every_strategy_has_its_function():
 
 
 @must_meet("several batches")
+@example(samples_of(LENGTHS), 0)
 @given(corpora(min_length=1), st.integers(0, 5))
 def test_sorted_batches_do_not_overlap_in_length(samples, epoch):
     manifest = build_epoch_manifest(samples, spec_of("sorted"), epoch=epoch)
@@ -83,6 +84,7 @@ def test_shuffle_is_one_order_cut_where_the_budget_is_full():
 
 
 @must_meet("several buckets")
+@example(samples_of(LENGTHS), {10}, 0)
 @given(corpora(min_length=1), st.sets(st.integers(1, MAX_LENGTH - 1), max_size=4), st.integers(0, 5))
 def test_bucket_batches_stay_in_their_bucket(samples, inner, epoch):
     boundaries = (*sorted(inner), MAX_LENGTH)

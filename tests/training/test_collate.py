@@ -58,7 +58,7 @@ def test_weights_end_at_the_first_token_without_a_loss(tokens):
     later = math.exp(-0.5)
     # Anchors 2, 3, 7, 8: two, one, two and one supervised tokens follow.
     expected = [[0, 1, later, 0], [0, 1, 0, 0], [0, 1, later, 0], [0, 1, 0, 0]]
-    torch.testing.assert_close(prepared.weights_RAK[0], torch.tensor(expected))
+    torch.testing.assert_close(prepared.weights[0], torch.tensor(expected))
     assert prepared.weight == pytest.approx(4 + 2 * later, rel=1e-6)
     assert prepared.num_anchors == 4
 
@@ -66,8 +66,8 @@ def test_weights_end_at_the_first_token_without_a_loss(tokens):
 def test_a_filler_has_the_shapes_of_its_copy_and_no_weight(tokens):
     real, filler = collator(tokens)(micro_batch(0, 1)), collator(tokens)(micro_batch(0, 1, filler=True))
     assert torch.equal(real.batch.input_ids, filler.batch.input_ids)
-    assert filler.weights_RAK.shape == real.weights_RAK.shape
-    assert (filler.weight, filler.num_anchors, int(filler.weights_RAK.count_nonzero())) == (0.0, 0, 0)
+    assert filler.weights.shape == real.weights.shape
+    assert (filler.weight, filler.num_anchors, int(filler.weights.count_nonzero())) == (0.0, 0, 0)
 
 
 def test_a_sample_without_any_anchor_is_carried_without_weight(tokens):

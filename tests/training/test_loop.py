@@ -165,7 +165,7 @@ def test_a_loss_that_is_not_finite_is_a_spike_and_the_run_goes_on(toy, whole, tm
         def poisoned(micro_batch):
             prepared = collate(micro_batch)
             if (micro_batch.epoch, micro_batch.step) == (0, 0):
-                return replace(prepared, weights_RAK=prepared.weights_RAK * torch.inf)
+                return replace(prepared, weights=prepared.weights * torch.inf)
             return prepared
 
         trainer.collate = poisoned
@@ -182,7 +182,7 @@ def test_a_spike_names_the_samples_of_its_step(toy, tmp_path):
     def poison(trainer):
         collate = trainer.collate
         trainer.collate = lambda b: (
-            replace(collate(b), weights_RAK=collate(b).weights_RAK * torch.nan) if (b.epoch, b.step) == (1, 2) else collate(b)
+            replace(collate(b), weights=collate(b).weights * torch.nan) if (b.epoch, b.step) == (1, 2) else collate(b)
         )
 
     [spike] = train(toy, run_dir=tmp_path, watch=poison).recorder.spikes

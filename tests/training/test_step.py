@@ -41,7 +41,7 @@ def prepared(number: int, *, filler: bool = False) -> PreparedBatch:
     )
     weight = float(weights.sum(dtype=torch.float64))
     num_anchors = 0 if filler else sum(anchors)
-    return PreparedBatch(source=source, batch=batch, weights_RAK=weights, weight=weight, num_anchors=num_anchors)
+    return PreparedBatch(source=source, batch=batch, weights=weights, weight=weight, num_anchors=num_anchors)
 
 
 STEP = tuple(prepared(number) for number in range(4))
@@ -123,7 +123,7 @@ def test_a_step_of_fillers_alone_is_refused(drafter, target):
 def test_a_loss_that_is_not_finite_leaves_weights_and_moments(drafter, target, poison):
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    bad = replace(STEP[1], weights_RAK=STEP[1].weights_RAK * poison)
+    bad = replace(STEP[1], weights=STEP[1].weights * poison)
     result = run_step(
         model, target, optimizer, (STEP[0], bad), ranks=ALONE, max_gradient_norm=1.0, stop_asked=False
     )

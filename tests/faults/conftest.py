@@ -1,0 +1,61 @@
+"""The undisturbed chain, run once, and the storages that killed runs start from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.faults.chain import Left, copy_without, left_in, run_chain
+from tests.faults.points import Start
+
+DERIVED = ("snapshots", "plans", "runs", "exports", "reports", "dagster/records", "warehouse.duckdb")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-times", type=int, default=1, help="How often each point is killed.")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "again" in metafunc.fixturenames:
+        metafunc.parametrize("again", range(metafunc.config.getoption("--faults-times", default=1)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """What an undisturbed chain leaves, and storages as they are at the start of later stages."""
+
+    left: Left
+    starts: dict[Start, Path]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """The chain in two commands, so that the storage between planning and training is a real one.
+
+    The databases of Dagster and MLflow are kept in every start: making them takes longer than the chain does.
+    """
+    folder = tmp_path_factory.mktemp("reference")
+    whole = folder / "whole"
+    assert run_chain(whole, "--dry-run").exit_code == 0
+    planned = Path(shutil.copytree(whole, folder / "planned"))
+    ended = run_chain(whole)
+    assert ended.exit_code == 0, ended.errors
+    shutil.copytree(whole / "mlflow", planned / "mlflow")
+    starts: dict[Start, Path] = {
+        "empty": copy_without(planned, folder / "empty", left_out=DERIVED),
+        "planned": planned,
+        "trained": copy_without(whole, folder / "trained", left_out=("exports", "reports")),
+    }
+    return Reference(left=left_in(whole), starts=starts)
+
+
+@pytest.fixture
+def start_from(reference: Reference, tmp_path: Path) -> Callable[[Start], Path]:
+    def copied(start: Start) -> Path:
+        return Path(shutil.copytree(reference.starts[start], tmp_path / "storage"))
+
+    return copied
