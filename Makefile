@@ -40,6 +40,11 @@ fmt: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+mutation: $(INSTALLED) ## changes contracts/ and planning/ one operator at a time; what survives is in docs/mutation.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "mutmut>=3.8,<4" -c constraints.txt
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run
+	$(BIN)/mutmut results
+
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist
 

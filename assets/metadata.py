@@ -18,8 +18,8 @@ def share(value: float) -> dg.MetadataValue:
 
 
 def number(value: float) -> dg.MetadataValue:
-    """A float, or the word for one that no page can plot."""
-    return dg.MetadataValue.float(float(value)) if math.isfinite(value) else dg.MetadataValue.text(str(value))
+    """A float to six digits, or the word for one that no page can plot."""
+    return dg.MetadataValue.float(float(f"{value:.6g}")) if math.isfinite(value) else dg.MetadataValue.text(str(value))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | int | float | bool]]) -> dg.MetadataValue:

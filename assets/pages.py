@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
 
 from dflash_pipeline.assets.instance import prepare_home
 from dflash_pipeline.contracts.errors import Failed, Refused
@@ -56,7 +60,7 @@ def serve_pages(recipe_path: Path, *, dagster_port: int, mlflow_port: int, tell:
             tell(
                 Pages(
                     dagster=f"http://{HOST}:{dagster}/asset-groups",
-                    mlflow=f"http://{HOST}:{mlflow}",
+                    mlflow=_training_page(mlflow, recipe.name),
                     experiment=recipe.name,
                 )
             )
@@ -79,6 +83,7 @@ def _environment(recipe_path: Path, storage: Storage) -> dict[str, str]:
         # Seven processes for jobs that nothing here asks for.
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
         "MLFLOW_LOGGING_LEVEL": "WARNING",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
     }
 
 
@@ -110,6 +115,17 @@ def _start(command: list[str], environment: Mapping[str, str]) -> subprocess.Pop
         stdout=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+def _training_page(port: int, experiment: str) -> str:
+    """The curves of the experiment's runs; the front page, which shows other things first, while it has none."""
+    page = f"http://{HOST}:{port}"
+    try:
+        with urlopen(f"{page}/api/2.0/mlflow/experiments/get-by-name?experiment_name={quote(experiment)}") as answer:
+            number = json.load(answer)["experiment"]["experiment_id"]
+    except HTTPError:
+        return page
+    return f"{page}/#/experiments/{number}/runs?workflowType=machine_learning&compareRunsMode=CHART"
 
 
 def _free_port(wanted: int, *, option: str, but_not: int | None = None) -> int:

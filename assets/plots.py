@@ -23,6 +23,7 @@ def length_histogram(statistics: LengthStatistics, boundaries: Sequence[int]) ->
         axes.axvline(boundary, color="#e45756", linewidth=1)
     axes.set_xlabel("tokens in a sample" + (" (red: bucket boundaries)" if boundaries else ""))
     axes.set_ylabel("samples")
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlim(0, float(np.max(statistics.lengths)) * 1.02)
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=110)

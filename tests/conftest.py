@@ -96,7 +96,5 @@ def write_recipe(path: Path, **sections: dict[str, Any]) -> Path:
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     """`dflash run` on the tiny recipe, once for the whole session. Look, do not touch: `copy` it to change anything."""
     folder = tmp_path_factory.mktemp("chain")
-    empty = Chain(
-        recipe_file=write_recipe(folder / "tiny.yaml"), storage=Storage(root=folder / "storage"), facts={}
-    )
+    empty = Chain(recipe_file=write_recipe(folder / "tiny.yaml"), storage=Storage(root=folder / "storage"), facts={})
     return Chain(recipe_file=empty.recipe_file, storage=empty.storage, facts=empty.answer("run"))

@@ -46,5 +46,5 @@ def ui(
 
 def _show(pages: Pages) -> None:
     print(f"Dagster  {pages.dagster}")
-    print(f"MLflow   {pages.mlflow}   (experiment {pages.experiment}; choose Model training)")
+    print(f"MLflow   {pages.mlflow}   (experiment {pages.experiment})")
     print("Ctrl-C ends both.", flush=True)

@@ -13,7 +13,10 @@ from dflash_pipeline.store.warehouse import Warehouse
 def make_conversations(recipe: Recipe, storage: Storage) -> Made[Ingestion]:
     """Read every source strictly; each row ends up accepted, rejected with a reason, or counted as a duplicate."""
     data = recipe.data
-    sources = [SourceFile(path=source.path, mapping={str(role): field for role, field in source.map.items()}) for source in data.sources]
+    sources = [
+        SourceFile(path=source.path, mapping={str(role): field for role, field in source.map.items()})
+        for source in data.sources
+    ]
     identity = ingestion_fingerprint(
         sources,
         max_rows=data.max_rows,

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from dflash_pipeline.contracts.conversation import Ingestion, Message
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
@@ -118,11 +119,15 @@ def _prompts(recipe: Recipe, storage: Storage, ingestion: Ingestion) -> Sequence
             recipe.evaluation.prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=limit
         )
     conversations = Warehouse(storage.warehouse).conversations(ingestion.fingerprint)
-    held_out = [c.messages for c in conversations if c.split == "validation"][:limit]
-    return [
-        np.asarray(renderer.tokenizer(renderer.prompt(_before_the_answer(m)), add_special_tokens=False)["input_ids"])
-        for m in held_out
-    ]
+    held_out = [c for c in conversations if c.split == "validation"][:limit]
+    if not held_out:
+        raise Refused(
+            "no conversation is held out to measure on",
+            where="evaluation.prompts",
+            fix="name a file of prompts, or raise data.validation_fraction",
+        )
+    texts = [renderer.prompt(_before_the_answer(c.messages), tools=c.tools) for c in held_out]
+    return [np.asarray(renderer.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
 
 
 def _before_the_answer(messages: Sequence[Message]) -> Sequence[Message]:

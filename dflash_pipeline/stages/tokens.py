@@ -96,7 +96,8 @@ def _write(
         shards = write_shards(fresh, _count(bar, counts))
         if not counts["train"]:
             raise Refused(
-                f"no training sample is left of {len(conversations)} conversations ({_reasons(counts) or 'none dropped'})",
+                f"no training sample is left of {len(conversations)} conversations "
+                f"({_reasons(counts) or 'none dropped'})",
                 where="token_sequences",
                 fix="look at `dflash rejected` when there are none, else at data.max_length and the chat template",
             )

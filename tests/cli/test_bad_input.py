@@ -53,7 +53,10 @@ REFUSED = [
     *([command, recipe] for command in ("run", "train", "ui") for recipe in RECIPES),
     *(["run", "good.yaml", "--dry-run", "--set", setting] for setting in SETTINGS),
     *([*ROWS.split(), "--source", source] for source in ("nosuch.jsonl", "dir", "empty", "empty/inside", TOO_LONG)),
-    *(["ingest", "--tokenizer", str(TARGET), "--storage", "out", "--source", s] for s in ("empty.jsonl", "binary.json")),
+    *(
+        ["ingest", "--tokenizer", str(TARGET), "--storage", "out", "--source", s]
+        for s in ("empty.jsonl", "binary.json")
+    ),
     *([*ROWS.split(), "--tokenizer", tokenizer] for tokenizer in TOKENIZERS),
     *([*ROWS.split(), "--map", text] for text in ("x", "=user", "a=b", "a=user,b=user", "a=user")),
     *([*ROWS.split(), "--chat-template", template] for template in ("nosuch", "dir", "empty.jinja", "binary.jinja")),

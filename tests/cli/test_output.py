@@ -33,7 +33,11 @@ def test_only_the_answer_reaches_standard_output(capfd):
     [
         (Refused("no rows", where="a.jsonl", fix="give some"), 2, "dflash: a.jsonl: no rows; give some\n"),
         (Failed("rank 1 died", where="run 7", fix="run again"), 1, "dflash: run 7: rank 1 died; run again\n"),
-        (OSError(errno.EISDIR, "Is a directory", "data"), 2, "dflash: data: Is a directory; give a file, not a folder\n"),
+        (
+            OSError(errno.EISDIR, "Is a directory", "data"),
+            2,
+            "dflash: data: Is a directory; give a file, not a folder\n",
+        ),
         (
             OSError(errno.ENOSPC, "No space left on device", "plan.json"),
             1,
@@ -57,9 +61,12 @@ def test_an_error_is_one_sentence_and_an_exit_code(error, code, sentence, capfd)
 
 
 def test_an_error_as_json_tells_what_was_known_by_then(capfd):
-    with pytest.raises(typer.Exit), answering(as_json=True) as answer:
-        answer.known["accepted"] = 0
+    def work(known):
+        known["accepted"] = 0
         raise Refused("no rows", where="a.jsonl", fix="give some")
+
+    with pytest.raises(typer.Exit), answering(as_json=True) as answer:
+        work(answer.known)
     out, err = capfd.readouterr()
     assert out.replace("\n", "").replace("  ", " ") == (
         '{ "error": { "what": "no rows", "where": "a.jsonl", "fix": "give some" }, "accepted": 0}'

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 
 from dflash_pipeline.contracts.errors import ContractBroken
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
@@ -56,6 +56,7 @@ def test_it_rises_by_exactly_one_step_and_ends_at_exactly_one(steps):
     assert last.state == "finished"
 
 
+@settings(max_examples=25)
 @given(epoch_steps)
 def test_a_resumed_run_reads_as_the_one_that_went_through(steps):
     plan = plan_of(*steps)

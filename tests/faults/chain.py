@@ -15,6 +15,7 @@ from typing import Any
 
 from dflash_pipeline.store.files import file_sha256
 from dflash_pipeline.training.event_log import last_attempt_losses
+from tests.faults.points import Start
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
 RUN_SECONDS = 280.0
@@ -71,6 +72,16 @@ class Left:
 
     files: dict[str, str]
     losses: dict[str, list[tuple[int, str]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """What an undisturbed chain leaves, and storages as they are at the start of later stages."""
+
+    left: Left
+    planned: Left
+    """What it had left when it was about to train."""
+    starts: dict[Start, Path]
 
 
 def left_in(storage: Path) -> Left:

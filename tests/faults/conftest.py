@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.faults.chain import Left, copy_without, left_in, run_chain
+from tests.faults.chain import Reference, copy_without, left_in, run_chain
 from tests.faults.points import Start
 
 DERIVED = ("snapshots", "plans", "runs", "exports", "reports", "dagster/records", "warehouse.duckdb")
@@ -22,14 +21,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "again" in metafunc.fixturenames:
         metafunc.parametrize("again", range(metafunc.config.getoption("--faults-times", default=1)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reference:
-    """What an undisturbed chain leaves, and storages as they are at the start of later stages."""
-
-    left: Left
-    starts: dict[Start, Path]
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +41,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         "planned": planned,
         "trained": copy_without(whole, folder / "trained", left_out=("exports", "reports")),
     }
-    return Reference(left=left_in(whole), starts=starts)
+    return Reference(left=left_in(whole), planned=left_in(planned), starts=starts)
 
 
 @pytest.fixture

@@ -54,6 +54,11 @@ KILLS = [
     *_kills("trained", "report.before-write", "report.after-write"),
 ]
 
+AGAIN_AND_AGAIN = _kills(
+    "empty", "warehouse.after-commit:2", "snapshot.before-rename", "manifest.before-write:2", "plan.after-seal"
+)
+"""One after another in one storage: each in a stage that comes after the last one's."""
+
 FEW = _kills("empty", "snapshot.before-rename", "manifest.after-write", "plan.before-seal")
 """Few enough for every commit: all before training, so that a dry run passes them."""
 

@@ -12,8 +12,7 @@ import pytest
 
 from dflash_pipeline.assets.instance import PROCESS_TAG, open_instance, settle_dead_runs, this_process
 from dflash_pipeline.store.layout import Storage
-from tests.faults.chain import command, environment, left_in, run_chain
-from tests.faults.conftest import Reference
+from tests.faults.chain import Reference, command, environment, left_in, run_chain
 from tests.faults.leftovers import nothing_holds, processes_of
 from tests.faults.points import Start
 

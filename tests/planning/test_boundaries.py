@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from fractions import Fraction
 from itertools import combinations
@@ -48,6 +49,29 @@ def test_no_other_choice_costs_less(statistics, num_buckets, grid, cost):
     assert padded_cost(statistics, found, cost) == best
 
 
+def least_cost(weights: list[int], counts: list[int], num_buckets: int) -> int:
+    """By the recurrence as it is written, without a hull."""
+    below = np.concatenate(([0], np.cumsum(counts))).tolist()
+    best: list[float] = [0, *[math.inf] * len(weights)]
+    for _ in range(num_buckets):
+        best = [0] + [
+            min(best[i] + weights[j] * (below[j + 1] - below[i]) for i in range(j + 1)) for j in range(len(weights))
+        ]
+    return int(best[-1])
+
+
+def test_uneven_histograms_reach_the_least_cost():
+    # Counts over five orders of magnitude: lines enter the hull and leave it again at either end.
+    generator = np.random.default_rng(20)
+    for _ in range(150):
+        lengths = np.cumsum(generator.integers(1, 40, size=24) ** 2).tolist()
+        counts = (10 ** generator.uniform(0, 5, size=24)).astype(int).tolist()
+        statistics = histogram_of(dict(zip(lengths, counts, strict=True)))
+        for num_buckets in (2, 3, 7):
+            found = optimise_boundaries(statistics, num_buckets=num_buckets)
+            assert padded_cost(statistics, found, CostModel()) == least_cost(lengths, counts, num_buckets)
+
+
 @given(histograms, st.integers(1, 12), costs)
 def test_more_buckets_never_cost_more(statistics, grid, cost):
     found = [optimise_boundaries(statistics, num_buckets=k, grid=grid, cost=cost) for k in range(1, 12)]
@@ -91,6 +115,7 @@ def test_quadratic_cost_moves_boundaries_up():
 
 def test_one_length_is_one_bucket():
     assert optimise_boundaries(histogram_of({512: 40}), num_buckets=8) == (512,)
+    assert optimise_boundaries(histogram_of({3: 1, 9: 1}), num_buckets=1) == (9,)
     assert optimise_boundaries(histogram_of({512: 40}), num_buckets=8, grid=100) == (600,)
 
 
@@ -119,9 +144,13 @@ def test_padding_efficiency_is_real_over_padded(statistics, num_buckets, grid):
 
 
 def test_padding_efficiency_needs_a_boundary_for_every_sample():
-    with pytest.raises(Refused, match="a sample of 9 tokens above the last boundary 8"):
-        padding_efficiency(histogram_of({3: 1, 9: 1}), (4, 8))
-    assert padding_efficiency(histogram_of({3: 1, 8: 1}), (4, 8)) == 11 / 12
+    with pytest.raises(Refused) as refused:
+        padding_efficiency(histogram_of({3: 1, 9: 1}), (2, 4, 8))
+    assert str(refused.value) == (
+        "boundaries of snapshot snapshot: a sample of 9 tokens above the last boundary 8; "
+        "optimise the boundaries for this snapshot"
+    )
+    assert padding_efficiency(histogram_of({2: 3, 3: 2, 8: 1}), (2, 4, 8)) == 20 / 22
 
 
 def test_thousands_of_lengths_take_well_below_a_second():

@@ -48,7 +48,10 @@ class Workshop:
         self.target = folder / "target"
         self.template = folder / "template.jinja"
         shutil.copytree(
-            ROOT / "examples" / "target", self.target, ignore=shutil.ignore_patterns("*.safetensors"), copy_function=shutil.copyfile
+            ROOT / "examples" / "target",
+            self.target,
+            ignore=shutil.ignore_patterns("*.safetensors"),
+            copy_function=shutil.copyfile,
         )
         shutil.copyfile(ROOT / "examples" / "target" / "chat_template.jinja", self.template)
         self.write_rows(40)
@@ -74,9 +77,7 @@ class Workshop:
         answers = make_responses(recipe, self.storage, ingestion).record
         snapshot = make_snapshot(recipe, self.storage, ingestion, answers)
         boundaries = make_boundaries(recipe, self.storage, make_statistics(self.storage, snapshot.record))
-        made = make_epochs(
-            recipe, self.storage, snapshot.record, boundaries, range(epochs), tell=lambda planned: None
-        )
+        made = make_epochs(recipe, self.storage, snapshot.record, boundaries, range(epochs), tell=lambda planned: None)
         plan = make_plan(recipe, self.storage, snapshot.record, boundaries)
         folder = plan_folder(self.storage.plans, snapshot=snapshot.record.fingerprint, spec=plan.record.spec)
         return Planned(snapshot=snapshot, epochs=made, plan=plan, folder=folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 
 from dflash_pipeline.contracts.batching import BatchingSpec, CostModel
 from dflash_pipeline.contracts.errors import Refused
@@ -73,6 +73,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @must_meet("fillers", "dropped", "several steps")
+@settings(max_examples=25)
 @with_corners()
 @given(corpora(), specs())
 def test_a_round_trip_gives_every_column_back(samples, spec):
@@ -128,7 +129,7 @@ def test_any_flipped_byte_is_refused_by_name(tmp_path):
     save_epoch(tmp_path, built(0))
     path = epoch_file(tmp_path, 0)
     whole = path.read_bytes()
-    for at in range(0, len(whole), 11):
+    for at in range(0, len(whole), 41):
         flip(path, at)
         with pytest.raises(Refused, match="do not match the hash") as refused:
             load_epoch(tmp_path, 0)

@@ -38,7 +38,9 @@ def test_it_serves_exactly_the_ranks_slots_of_every_step_left_in_order(step, wor
     rank %= world_size
     slots = Ranks(rank=rank, world_size=world_size, device=ALONE.device).share_of(4)
     served = [(p.step, p.batches) for p in loader(step=step, slots=slots)]
-    assert served == [(s, tuple((s, slot) for slot in range(rank, 4, world_size))) for s in range(step, MANIFEST.num_steps)]
+    assert served == [
+        (s, tuple((s, slot) for slot in range(rank, 4, world_size))) for s in range(step, MANIFEST.num_steps)
+    ]
 
 
 def test_the_ranks_together_serve_every_slot_once():

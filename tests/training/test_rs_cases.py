@@ -45,9 +45,7 @@ def test_finished_run(tmp_path):
 def test_second_epoch(tmp_path):
     """Also that another pass over the batches of an epoch is another order: else equal losses would prove little."""
     wanted = case("rs_second_epoch.json")
-    lengths, spec = even_batches(
-        samples=wanted["samples"], batch_samples=wanted["batch_samples"], seed=wanted["seed"]
-    )
+    lengths, spec = even_batches(samples=wanted["samples"], batch_samples=wanted["batch_samples"], seed=wanted["seed"])
     epochs = wanted["uninterrupted_steps"] // wanted["batches_per_epoch"]
     toy = write_toy(tmp_path, lengths=lengths, spec=spec, epochs=epochs)
     plan = plan_of(toy)
@@ -75,9 +73,7 @@ def test_second_epoch(tmp_path):
 
 def test_skip_once(tmp_path):
     wanted = case("rs_skip_once.json")
-    lengths, spec = even_batches(
-        samples=wanted["samples"], batch_samples=wanted["batch_samples"], seed=wanted["seed"]
-    )
+    lengths, spec = even_batches(samples=wanted["samples"], batch_samples=wanted["batch_samples"], seed=wanted["seed"])
     toy = write_toy(tmp_path, lengths=lengths, spec=spec, epochs=wanted["epochs"])
     plan, stop = plan_of(toy), wanted["stop_after_batches"]
     counts = []

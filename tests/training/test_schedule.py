@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_pipeline.training.schedule import learning_rate
-from tests.training.toy_run import plan_of, train, write_toy
 from tests.training.test_loop import LENGTHS, SPEC
+from tests.training.toy_run import plan_of, train, write_toy
 
 
 def rate(step, *, total_steps=100, warmup_fraction=0.1):
@@ -14,7 +16,7 @@ def rate(step, *, total_steps=100, warmup_fraction=0.1):
 def test_it_rises_in_equal_parts_to_the_peak():
     rates = [rate(step) for step in range(11)]
     assert rates[0] == pytest.approx(2e-3 / 11)
-    assert [b - a for a, b in zip(rates, rates[1:], strict=False)] == pytest.approx([2e-3 / 11] * 10)
+    assert [b - a for a, b in pairwise(rates)] == pytest.approx([2e-3 / 11] * 10)
     assert rates[10] == 2e-3
 
 
@@ -37,8 +39,8 @@ def test_it_rises_then_falls(total_steps, warmup_fraction):
     rates = [rate(step, total_steps=total_steps, warmup_fraction=warmup_fraction) for step in range(total_steps + 1)]
     top = rates.index(max(rates))
     assert rates[top] == 2e-3
-    assert all(a < b for a, b in zip(rates[:top], rates[1 : top + 1], strict=False))
-    assert all(a > b for a, b in zip(rates[top:], rates[top + 1 :], strict=False))
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a > b for a, b in pairwise(rates[top:]))
 
 
 def test_the_horizon_of_a_run_is_its_plans_total(tmp_path):

@@ -60,7 +60,7 @@ def test_buckets_are_judged_by_their_own_band():
 
 
 def test_one_spike_does_not_hide_the_next():
-    losses = quiet(60) + [20.0, *quiet(3, 5), 20.0, *quiet(3, 6), 12.0]
+    losses = [*quiet(60), 20.0, *quiet(3, 5), 20.0, *quiet(3, 6), 12.0]
     assert flagged(losses) == [60, 64, 68]
 
 

@@ -124,9 +124,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_moments(drafter, target, p
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     bad = replace(STEP[1], weights=STEP[1].weights * poison)
-    result = run_step(
-        model, target, optimizer, (STEP[0], bad), ranks=ALONE, max_gradient_norm=1.0, stop_asked=False
-    )
+    result = run_step(model, target, optimizer, (STEP[0], bad), ranks=ALONE, max_gradient_norm=1.0, stop_asked=False)
     assert not math.isfinite(result.loss)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), drafter.parameters(), strict=True))
     assert not optimizer.state
