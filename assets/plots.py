@@ -15,6 +15,7 @@ from dflash_pipeline.contracts.corpus import LengthStatistics
 def length_histogram(statistics: LengthStatistics, boundaries: Sequence[int]) -> dg.MetadataValue:
     """Samples by length, with the boundaries drawn in."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
@@ -23,7 +24,7 @@ def length_histogram(statistics: LengthStatistics, boundaries: Sequence[int]) ->
         axes.axvline(boundary, color="#e45756", linewidth=1)
     axes.set_xlabel("tokens in a sample" + (" (red: bucket boundaries)" if boundaries else ""))
     axes.set_ylabel("samples")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlim(0, float(np.max(statistics.lengths)) * 1.02)
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=110)

@@ -17,6 +17,7 @@ from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import BucketBoundaries, ExportedDrafter, TrainedDrafter
+from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.records import load_record
 
 Record = TypeVar("Record")
@@ -46,6 +47,7 @@ class WholeRun:
 def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> WholeRun:
     """Materialise every asset (with `dry_run`: everything before training) and wait for the end."""
     began = time.monotonic()
+    show_bars()  # Answered while standard error still is the terminal.
     job = definitions_for(workbench).resolve_job_def("whole_chain")
     config: dict[str, object] = {"loggers": {"terminal": {"config": {"log_level": "INFO"}}}}
     if not dry_run:

@@ -51,10 +51,13 @@ class Chain:
             text=True,
         )
 
-    def answer(self, *arguments: str) -> dict[str, Any]:
+    def answer(self, *arguments: str, timeout: float = 250) -> dict[str, Any]:
         """The JSON document of a command that must succeed."""
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=280)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            process.terminate()  # Nothing, once it has ended; its ranks end with it.
         assert process.returncode == 0, f"{out}\n{err}"
         document: dict[str, Any] = json.loads(out)
         return document

@@ -244,7 +244,7 @@ def test_runs_that_are_taken_up_again(observed: dict[str, Any]) -> None:
     assert second["same_losses"]
     once = observed["rs_skip_once.json"]
     assert once["batches_after_resume"] == {"0": 11, "1": 16, "2": 16}
-    assert [(e["samples_served"], e["distinct_samples"]) for e in once["epochs"]] == [(64, 64)] * 3
+    assert [(e["samples_used"], e["distinct_samples"]) for e in once["epochs"]] == [(64, 64)] * 3
 
 
 def test_checkpoints(observed: dict[str, Any]) -> None:

@@ -1,13 +1,14 @@
-"""`dflash run` and `dflash train`: the whole chain, and the training op alone."""
+"""`dflash run`, `train` and `sync`: the whole chain, the training op alone, and its curves sent again."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath, example
+from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath, StorageDir, example
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 
@@ -15,6 +16,7 @@ from dflash_pipeline.cli.quiet import quiet_libraries
 def register(app: typer.Typer) -> None:
     app.command("run", epilog=example("dflash run recipes/demo.yaml --set batching.seed=7"))(run)
     app.command("train", epilog=example("dflash train recipes/demo.yaml --fresh"))(train)
+    app.command("sync", epilog=example("dflash sync 0123456789abcdef"))(sync)
 
 
 def run(
@@ -66,6 +68,21 @@ def train(
         made, line = train_alone(recipe, overrides or [], fresh=fresh)
         print(" ".join(line), file=sys.stderr)
         answer.say(asdict(made.record) | {"reused": made.reused}, lambda: _show_trained(asdict(made.record)))
+
+
+def sync(
+    run_name: Annotated[str, typer.Argument(metavar="RUN", help="A run: the name of its folder in runs/.")],
+    storage: StorageDir = Path("storage"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Send MLflow what a run's event log has and its page lacks. Sending again sends nothing twice."""
+    quiet_libraries()
+    with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.stages.sync_run import sync_run
+
+        found = sync_run(run_name, storage)
+        answer.say(found, lambda: print(f"{found['points']:,} points and {found['params']:,} parameters sent"))
 
 
 def _show(found: dict[str, Any], *, ui: str) -> None:

@@ -50,6 +50,7 @@ class MlflowTracker:
             artifact_location=artifact_location,
             run_name=run_name,
             tags=dict(tags),
+            started_ms=int(time.time() * 1000),
         )
         self._address = without_password(tracking_uri)
         self._sender = RunSender(template, run_id)

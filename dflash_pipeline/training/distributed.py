@@ -56,7 +56,7 @@ def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[None
 
 @contextmanager
 def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -> Iterator[Ranks]:
-    """Join the ranks that torchrun started; leave the group at the end."""
+    """Join the ranks that torchrun started; leave the group at the end (gloo's only when the process ends)."""
     if device == "cuda" and not torch.cuda.is_available():
         raise Refused(
             "no CUDA device is visible", where="training.device", fix="set training.device: cpu, or use a GPU node"
@@ -71,7 +71,8 @@ def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -
     try:
         yield Ranks(rank=rank, world_size=world_size, device=here)
     finally:
-        dist.destroy_process_group()
+        if device == "cuda":
+            dist.destroy_process_group()  # Not gloo's: it can deadlock, see `launch.rank.run_and_leave`.
 
 
 def check_world_size(world_size: int, slots_per_step: int) -> None:

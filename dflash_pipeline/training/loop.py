@@ -99,6 +99,9 @@ class Trainer:
     def train(self) -> Outcome:
         """Run to the plan's end, or until some rank is asked to stop; a checkpoint at the end of every epoch."""
         done = self.start
+        if self.ranks.is_first:
+            # An attempt that was killed between a checkpoint and the pruning after it left one too many.
+            prune_checkpoints(self.checkpoints, keep=self.config.keep_checkpoints)
         with self._bar() as bar:
             while done < self.plan.total_steps:
                 at = self.plan.position(done)

@@ -196,7 +196,7 @@ def test_the_same_call_again_reuses_everything_and_trains_nothing(chain, tmp_pat
 def test_eight_ranks_make_the_same_run(chain, tmp_path):
     """Through the same asset, on the same plan: the order of sums differs, nothing else."""
     eight = chain.copy(tmp_path / "storage")
-    facts = eight.answer("run", "--fresh", "--set", "training.num_ranks=8")
+    facts = eight.answer("run", "--fresh", "--set", "training.num_ranks=8", timeout=500)
     assert facts["plan"] == chain.facts["plan"]
     run_dir = Path(facts["run_dir"])
     assert run_dir.name == f"{chain.facts['run']}-2"

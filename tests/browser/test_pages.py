@@ -55,8 +55,8 @@ def test_the_schedule_is_there_and_off(pages: Pages, page: Any):
 def test_mlflow_opens_at_the_curves_of_the_run(pages: Pages, page: Any, chain: Any):
     page.goto(pages.mlflow)
     page.get_by_text(re.compile(chain.facts["run"][:12])).first.wait_for()
-    for section in ("epoch", "progress"):
-        page.get_by_text(re.compile(rf"^{section} \(\d+\)$")).first.wait_for()
+    for text in ("epoch/num_steps", "progress", "train"):
+        page.get_by_text(text, exact=True).first.wait_for()
 
 
 def test_mlflow_shows_the_metrics_and_the_plan_of_the_run(pages: Pages, page: Any, chain: Any):

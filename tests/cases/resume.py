@@ -152,4 +152,4 @@ def _skipped_once(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _coverage(epoch: int, first: Seen, second: Seen) -> dict[str, Any]:
     ids = [*first.samples_by_epoch.get(epoch, []), *second.samples_by_epoch.get(epoch, [])]
-    return {"epoch": epoch, "samples_served": len(ids), "distinct_samples": len(set(ids))}
+    return {"epoch": epoch, "samples_used": len(ids), "distinct_samples": len(set(ids))}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
-from dflash_pipeline.contracts.manifest import MicroBatch
-from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.contracts.plan import Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.model.config import DrafterConfig, drafter_config
@@ -22,10 +22,11 @@ from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import save_epoch, save_spec, seal_plan
 from dflash_pipeline.store.tokens import write_shards
-from dflash_pipeline.training.collate import PreparedBatch
 from dflash_pipeline.training.distributed import Ranks
+from dflash_pipeline.training.loader import PreparedStep
 from dflash_pipeline.training.loop import Outcome, Trainer
 from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.step import StepResult
 from dflash_pipeline.training.tracker import EndStatus, Params
 
 LENGTH = 12
@@ -38,11 +39,9 @@ class Seen:
     """What one attempt did: a tracker, and the sample ids of each step as they were served."""
 
     losses: dict[int, str] = field(default_factory=dict)
-    epoch_of_step: dict[int, int] = field(default_factory=dict)
     batches: list[list[int]] = field(default_factory=list)
     samples_by_epoch: dict[int, list[int]] = field(default_factory=dict)
     batches_by_epoch: dict[int, int] = field(default_factory=dict)
-    served: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     outcome: Outcome | None = None
 
     def start(self, params: Params) -> None:
@@ -50,11 +49,12 @@ class Seen:
 
     def step(self, record: StepRecord) -> None:
         self.losses[record.global_step] = float(record.loss).hex()
-        # The loader prepares ahead: only what a finished step took was used.
-        ids = self.served[record.epoch, record.step]
+
+    def used(self, epoch: int, ids: list[int]) -> None:
+        """Samples that one step was computed from."""
         self.batches.append(ids)
-        self.batches_by_epoch[record.epoch] = self.batches_by_epoch.get(record.epoch, 0) + 1
-        self.samples_by_epoch.setdefault(record.epoch, []).extend(ids)
+        self.batches_by_epoch[epoch] = self.batches_by_epoch.get(epoch, 0) + 1
+        self.samples_by_epoch.setdefault(epoch, []).extend(ids)
 
     def epoch(self, record: EpochRecord) -> None:
         pass
@@ -67,6 +67,18 @@ class Seen:
 
     def end(self, status: EndStatus) -> None:
         pass
+
+
+class _WatchedTrainer(Trainer):
+    """Tells `seen` what each step was really computed from, whatever step it is said to be."""
+
+    seen: Seen
+
+    def _steps(self, manifest: EpochManifest, at: Position) -> Iterator[tuple[PreparedStep, float, StepResult]]:
+        for prepared, seconds, result in super()._steps(manifest, at):
+            real = [batch.source for batch in prepared.batches if not batch.source.filler]
+            self.seen.used(manifest.epoch, [i for source in real for i in source.sample_ids.tolist()])
+            yield prepared, seconds, result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +95,7 @@ class TinyRun:
     def attempt(self, number: int, *, stop_after: int | None = None) -> Seen:
         """Train to the plan's end, or stop by request once `stop_after` steps of this attempt are done."""
         seen = Seen()
-        trainer = Trainer(
+        trainer = _WatchedTrainer(
             self.config,
             ranks=Ranks(rank=0, world_size=1, device=torch.device("cpu")),
             tracker=seen,
@@ -91,7 +103,7 @@ class TinyRun:
             stop_asked=lambda: stop_after is not None and len(seen.losses) >= stop_after - 1,
             board=ProgressBoard(),
         )
-        trainer.collate = _watched(trainer.collate, seen)  # type: ignore[assignment]
+        trainer.seen = seen
         seen.outcome = trainer.train()
         return seen
 
@@ -148,15 +160,6 @@ def make_tiny_run(
         show_progress=False,
     )
     return TinyRun(config=config, plan=plan)
-
-
-def _watched(collate: Callable[[MicroBatch], PreparedBatch], seen: Seen) -> Callable[[MicroBatch], PreparedBatch]:
-    def watched(source: MicroBatch) -> PreparedBatch:
-        if not source.filler:
-            seen.served.setdefault((source.epoch, source.step), []).extend(source.sample_ids.tolist())
-        return collate(source)
-
-    return watched
 
 
 def _sealed(folder: Path, lengths: np.ndarray, spec: BatchingSpec, epochs: int) -> RunPlan:
