@@ -5,6 +5,11 @@ import sys
 
 import dagster as dg
 
+from dflash_pipeline.stages.terminal import show_bars
+
+CLEAR_LINE = "\r\x1b[K"
+"""A progress bar leaves the cursor at its end; what is printed next takes its line, and the bar is drawn anew below."""
+
 
 @dg.logger(config_schema={"log_level": dg.Field(str, is_required=False, default_value="INFO")})
 def terminal_log(context: dg.InitLoggerContext) -> logging.Logger:
@@ -12,11 +17,16 @@ def terminal_log(context: dg.InitLoggerContext) -> logging.Logger:
     logger = logging.Logger("terminal", level=context.logger_config["log_level"])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain())
+    handler.addFilter(lambda record: record.levelno > logging.INFO or not _text(record).startswith("[pipes]"))
     logger.addHandler(handler)
     return logger
 
 
 class _Plain(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = getattr(record, "dagster_meta", {}).get("orig_message") or record.getMessage()
-        return message if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {message}"
+        text = _text(record) if record.levelno < logging.WARNING else f"{record.levelname.lower()}: {_text(record)}"
+        return f"{CLEAR_LINE}{text}" if show_bars() else text
+
+
+def _text(record: logging.LogRecord) -> str:
+    return getattr(record, "dagster_meta", {}).get("orig_message") or record.getMessage()

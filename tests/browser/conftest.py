@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,11 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import Chain
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+WANTED_PORT = 23400
+PORTS = ["--dagster-port", str(WANTED_PORT), "--mlflow-port", str(WANTED_PORT)]
 UI = [sys.executable, "-c", "from dflash_pipeline.cli import main; main()", "ui"]
 
 
@@ -30,11 +35,11 @@ class Pages:
     process: subprocess.Popen[str]
 
 
-def start_ui(recipe_file: Path, storage: Path, *options: str) -> Pages:
+def start_ui(recipe_file: Path, storage: Path) -> Pages:
     """`dflash ui` as a process of its own, once both pages answer."""
     inherited = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
     process = subprocess.Popen(
-        [*UI, str(recipe_file), "--dagster-port", "23000", "--mlflow-port", "25000", *options, "--json"],
+        [*UI, str(recipe_file), *PORTS, "--json"],
         env={**inherited, "DFLASH_STORAGE": str(storage), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
@@ -50,11 +55,15 @@ def start_ui(recipe_file: Path, storage: Path, *options: str) -> Pages:
 
 @pytest.fixture(scope="session")
 def pages(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    """The pages of a copy of the run, on other ports than those asked for; ended with Ctrl-C."""
     copy = chain.copy(tmp_path_factory.mktemp("pages") / "storage")
-    served = start_ui(copy.recipe_file, copy.storage.root)
+    with socket.create_server(("127.0.0.1", WANTED_PORT)):
+        served = start_ui(copy.recipe_file, copy.storage.root)
+    family = psutil.Process(served.process.pid).children(recursive=True)
     yield served
-    served.process.terminate()
+    served.process.send_signal(signal.SIGINT)
     assert served.process.wait(60) == 0
+    assert [member for member in family if member.is_running()] == []
 
 
 @pytest.fixture

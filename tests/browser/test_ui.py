@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from dflash_pipeline.assets.pages import _free_port
 from dflash_pipeline.contracts.errors import Refused
-from tests.browser.conftest import Pages, start_ui
+from tests.browser.conftest import WANTED_PORT, Pages, start_ui
 from tests.conftest import Chain
 from tests.launch.processes import until
 
@@ -35,20 +34,20 @@ def test_both_listen_to_this_machine_only(pages: Pages):
     assert {host for host, _ in found} == {"127.0.0.1"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_it_ends(number: signal.Signals, chain: Chain, tmp_path: Path):
-    storage = chain.copy(tmp_path / "storage").storage.root
-    with socket.create_server(("127.0.0.1", 23400)):
-        pages = start_ui(chain.recipe_file, storage, "--dagster-port", "23400", "--mlflow-port", "23400")
-    assert sorted((port_of(pages.dagster), port_of(pages.mlflow))) == [23401, 23402]
+def test_a_busy_port_is_replaced(pages: Pages):
+    assert sorted((port_of(pages.dagster), port_of(pages.mlflow))) == [WANTED_PORT + 1, WANTED_PORT + 2]
+
+
+def test_nothing_is_left_when_it_is_killed(chain: Chain, tmp_path: Path):
+    pages = start_ui(chain.recipe_file, chain.copy(tmp_path / "storage").storage.root)
     family = psutil.Process(pages.process.pid).children(recursive=True)
     assert len(family) >= 4
-    pages.process.send_signal(number)
-    assert pages.process.wait(60) == (0 if number == signal.SIGINT else -signal.SIGKILL)
+    pages.process.kill()
+    pages.process.wait(60)
     assert until(lambda: not [member for member in family if member.is_running()], seconds=60)
 
 
-def test_a_busy_port_is_replaced_and_the_last_port_is_the_end():
+def test_the_search_for_a_port_ends_at_the_last_one():
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
         assert _free_port(port, option="--dagster-port") > port
