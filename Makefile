@@ -27,7 +27,7 @@ test-slow: $(INSTALLED) ## tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not faults"
 
 faults: $(INSTALLED) ## kill -9 at every durable act, then the same command again
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest tests/faults -m faults $(FAULTS)
 
 check: $(INSTALLED) ## format, lint, types, layers, definitions
 	$(BIN)/ruff format --check .

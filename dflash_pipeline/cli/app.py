@@ -25,6 +25,9 @@ for module in (run, data, plan, evaluate, ui):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of the program. Exit codes: 0 done, 1 the work failed or a check did not hold, 2 refused."""
+    # Threads of torch that wait by spinning take cores from each other and from other programs: on a busy machine
+    # decoding then takes ten times as long. Read when torch is loaded, so set before; inherited by all we start.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in given
     for stream in (sys.stdout, sys.stderr):

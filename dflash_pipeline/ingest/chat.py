@@ -141,7 +141,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     fix = "give the folder of a model in Hugging Face format, with its tokenizer.json"
     # Without any of these transformers makes up an empty tokenizer, or asks for a name on the network.
     if not any((folder / name).is_file() for name in _VOCABULARIES):
-        raise Refused(f"there is none of {', '.join(_VOCABULARIES)}", where=str(folder), fix=fix)
+        raise Refused(
+            f"no tokenizer can be read: there is none of {', '.join(_VOCABULARIES)}", where=str(folder), fix=fix
+        )
     with refusing("no tokenizer can be read", where=str(folder), fix=fix):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if not tokenizer.is_fast:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from torch import Tensor
 
 from dflash_pipeline.contracts.conversation import Ingestion, Message
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
@@ -53,12 +54,12 @@ class AcceptanceComparison:
 def make_export(
     recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, trained: TrainedDrafter
 ) -> Made[ExportedDrafter]:
-    """The drafter in z-lab's form, with tokenizer and model card; reused when it is there and whole."""
+    """The drafter in z-lab's form, with tokenizer and card; reused when whole and holding the run's weights."""
     out = storage.exports / Path(trained.run_dir).name
-    if out.exists() and folder_faults(out):
+    weights = load_file(Path(trained.checkpoint) / "model.safetensors")
+    if out.exists() and (folder_faults(out) or not _holds(out, weights)):
         set_aside(out)
     reused = out.exists()
-    weights = load_file(Path(trained.checkpoint) / "model.safetensors")
     if not reused:
         card = model_card(recipe, snapshot, plan, trained)
         export_drafter(recipe_drafter(recipe), weights, target_dir=recipe.target.path, out=out, card=card)
@@ -66,6 +67,11 @@ def make_export(
         run=trained.run, export_dir=str(out), target_dir=str(recipe.target.path), num_tensors=len(weights)
     )
     return Made(record=record, reused=reused)
+
+
+def _holds(export_dir: Path, weights: Mapping[str, Tensor]) -> bool:
+    exported = load_file(export_dir / "model.safetensors")
+    return exported.keys() == weights.keys() and all(exported[name].equal(weights[name]) for name in weights)
 
 
 def make_report(

@@ -15,7 +15,7 @@ from torch import nn
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.faults import fault_point, fault_write
-from dflash_pipeline.store.files import folder_faults, new_folder, set_aside
+from dflash_pipeline.store.files import INCOMPLETE, folder_faults, new_folder, set_aside
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.training.spikes import SpikeState
 
@@ -96,11 +96,14 @@ def prune_checkpoints(folder: Path, *, keep: int) -> None:
         )
     if keep == -1:
         return
+    for leftover in folder.glob(f".step_*{INCOMPLETE}"):
+        shutil.rmtree(leftover)  # Of a save or a removal that was killed.
     # Damaged ones may be the newest: counted, they would cost the only checkpoint that can be resumed from.
     whole = [path for path in list_checkpoints(folder) if not folder_faults(path)]
     for path in whole[keep:]:
         fault_point("checkpoint.before-prune")
-        shutil.rmtree(path)
+        # Renamed first: half removed under its own name, it would count as damaged and stay for good.
+        shutil.rmtree(path.rename(path.with_name(f".{path.name}{INCOMPLETE}")))
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:

@@ -92,6 +92,7 @@ def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(toy, whole, tmp_path):
     assert last.outcome.finished
     assert losses + last.recorder.losses == whole.recorder.losses
     assert same_bits(last.weights, whole.weights)
+    assert last.trainer.spikes == whole.trainer.spikes  # What the next loss is judged by.
 
 
 def test_after_a_kill_the_steps_since_the_checkpoint_are_done_again_alike(toy, whole, tmp_path):

@@ -64,6 +64,12 @@ def test_one_spike_does_not_hide_the_next():
     assert flagged(losses) == [60, 64, 68]
 
 
+def test_values_are_clipped_before_they_are_remembered():
+    """More spikes than quiet values: remembered as they are, they would be the band's middle by now."""
+    verdicts, _ = judged([*quiet(20), *[20.0] * 25])
+    assert verdicts[-1].expected_loss < 5
+
+
 def test_a_small_deviation_in_a_very_still_series_is_no_spike():
     assert flagged([1.0] * 60 + [1.2]) == []
     assert flagged([1.0] * 60 + [1.3]) == [60]
