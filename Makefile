@@ -45,8 +45,14 @@ mutation: $(INSTALLED) ## changes contracts/ and planning/ one operator at a tim
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run
 	$(BIN)/mutmut results
 
+lowest: pyproject.toml ## the fast tests with the oldest versions that pyproject.toml allows
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) -c "import re,tomllib; [print(re.sub(r'>=([^,]+).*', r'==\1', d)) for d in tomllib.load(open('pyproject.toml','rb'))['project']['dependencies']]" > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c .venv-lowest/lowest.txt -e ".[dev]"
+	.venv-lowest/bin/python -m pytest -m "not slow and not faults and not browser"
+
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest build dist *.egg-info

@@ -22,8 +22,10 @@ def conversations(
     counted as an exact duplicate; the three add up. A part is held out by a hash of its first user message.
     """
     from dflash_pipeline.stages.conversations import make_conversations
+    from dflash_pipeline.stages.preflight import check_recipe
     from dflash_pipeline.store.warehouse import Warehouse
 
+    check_recipe(workbench.recipe)
     made = make_conversations(workbench.recipe, workbench.storage)
     ingestion = made.record
     rejected = Warehouse(workbench.storage.warehouse).rejected_rows(ingestion.fingerprint)

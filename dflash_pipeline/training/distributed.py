@@ -57,10 +57,7 @@ def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[None
 @contextmanager
 def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -> Iterator[Ranks]:
     """Join the ranks that torchrun started; leave the group at the end (gloo's only when the process ends)."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise Refused(
-            "no CUDA device is visible", where="training.device", fix="set training.device: cpu, or use a GPU node"
-        )
+    check_device(device)
     here = torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu")
     if device == "cuda":
         torch.cuda.set_device(here)
@@ -73,6 +70,14 @@ def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -
     finally:
         if device == "cuda":
             dist.destroy_process_group()  # Not gloo's: it can deadlock, see `launch.rank.run_and_leave`.
+
+
+def check_device(device: str) -> None:
+    """Refuse, before any work, a device that this machine does not have."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise Refused(
+            "no CUDA device is visible", where="training.device", fix="set training.device: cpu, or use a GPU node"
+        )
 
 
 def check_world_size(world_size: int, slots_per_step: int) -> None:

@@ -7,7 +7,7 @@ import math
 
 def learning_rate(step: int, *, total_steps: int, peak: float, warmup_fraction: float) -> float:
     """Rate for the step with index `step` (from 0). Reaches `peak` at the end of warm-up, 0 after the last step."""
-    warmup = round(total_steps * warmup_fraction)
+    warmup = min(round(total_steps * warmup_fraction), total_steps - 1)
     if step < warmup:
         return peak * (step + 1) / (warmup + 1)
     done = (step - warmup) / max(1, total_steps - warmup)
