@@ -21,7 +21,7 @@ ui: $(INSTALLED) ## the Dagster page and the MLflow page, on 127.0.0.1
 	$(BIN)/dflash ui $(RECIPE)
 
 test: $(INSTALLED) ## the test suite, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not slow and not faults"
+	$(BIN)/python -m pytest -m "not slow and not faults" --durations=15
 
 test-slow: $(INSTALLED) ## tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not faults"

@@ -101,6 +101,7 @@ def test_dry_run_reuses_and_says_so(dflash, rows, tmp_path):
         data: {{sources: [{{path: rows.jsonl, map: {{user: question, assistant: answer}}}}], validation_fraction: 0.4}}
         target: {{path: {TARGET}}}
         responses: {{enabled: false}}
+        drafter: {{num_layers: 2, tap_layer_ids: [0, 2]}}
         batching: {{slots_per_step: 1, epochs: 2}}
         training: {{num_ranks: 1}}
         """
