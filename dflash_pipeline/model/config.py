@@ -72,6 +72,12 @@ class DrafterConfig:
             raise ContractBroken(
                 f"block size {self.block_size} drafts nothing", where="drafter.block_size", fix="use at least 2"
             )
+        if self.block_size > self.max_position_embeddings:
+            raise ContractBroken(
+                f"block size {self.block_size} with {self.max_position_embeddings} positions",
+                where="drafter.block_size",
+                fix="a block fits into the target's context: use 8 or 16",
+            )
         if self.num_heads % self.num_kv_heads:
             raise ContractBroken(
                 f"{self.num_kv_heads} key-value heads do not divide {self.num_heads} heads",

@@ -43,6 +43,7 @@ def test_a_shallow_target_needs_its_taps_set(target_layers, layers):
         ({"tap_layer_ids": (-1, 2)}, "0 to 6"),
         ({"mask_token_id": 211}, "mask token 211"),
         ({"block_size": 1}, "drafts nothing"),
+        ({"block_size": 400_000}, "fits into the target"),
         ({"num_kv_heads": 3}, "do not divide"),
         ({"head_dim": 15}, "odd"),
         ({"rope_theta": 0.0}, "rope_theta"),
