@@ -36,16 +36,22 @@ def workbench_from_environment() -> Workbench:
 
 
 class RecordStore(dg.IOManager):
-    """Hands a stage's record to the next stage as a JSON file, validated by the type that the next stage asks for."""
+    """Hands a stage's record to the next stage as a JSON file, validated by the type that the next stage asks for.
+
+    Within a run a stage gets what this run made, whatever another run on the same storage makes meanwhile; an asset
+    that this run did not materialise comes from its newest materialisation.
+    """
 
     def __init__(self, workbench: Workbench) -> None:
         self.workbench = workbench
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        save_record(self._path(context.asset_key), obj)
+        name = context.asset_key.to_python_identifier()
+        save_record(self.workbench.storage.run_record(context.run_id, name), obj)
+        save_record(self.workbench.storage.record(self.workbench.recipe.name, name), obj)
 
     def load_input(self, context: dg.InputContext) -> Any:
-        return load_record(self._path(context.asset_key), context.dagster_type.typing_type)
-
-    def _path(self, key: dg.AssetKey) -> Path:
-        return self.workbench.storage.record(self.workbench.recipe.name, key.to_python_identifier())
+        name = context.asset_key.to_python_identifier()
+        own = self.workbench.storage.run_record(context.step_context.run_id, name)
+        newest = self.workbench.storage.record(self.workbench.recipe.name, name)
+        return load_record(own if own.exists() else newest, context.dagster_type.typing_type)

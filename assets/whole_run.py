@@ -77,7 +77,7 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> Whol
 
 def facts(run: WholeRun, *, dry_run: bool) -> dict[str, object]:
     """The run in the form that scripts read; everything comes from the records that the stages left."""
-    found = _Records(run.workbench)
+    found = _Records(run)
     ingestion = found.load("conversations", Ingestion)
     snapshot = found.load("token_sequences", CorpusSnapshot)
     boundaries = found.load("bucket_boundaries", BucketBoundaries)
@@ -133,11 +133,12 @@ def _trained_facts(found: _Records) -> dict[str, object]:
 
 
 class _Records:
-    def __init__(self, workbench: Workbench) -> None:
-        self.workbench = workbench
+    def __init__(self, run: WholeRun) -> None:
+        self.workbench = run.workbench
+        self.dagster_run_id = run.dagster_run_id
 
     def load(self, asset: str, kind: type[Record]) -> Record:
-        return load_record(self.workbench.storage.record(self.workbench.recipe.name, asset), kind)
+        return load_record(self.workbench.storage.run_record(self.dagster_run_id, asset), kind)
 
 
 def _failure(error: BaseException) -> Exception:

@@ -58,15 +58,33 @@ def watch_lifeline(path: Path, *, grace_seconds: float) -> None:
     threading.Thread(target=_watch, args=(path, grace_seconds), name="lifeline", daemon=True).start()
 
 
+def leave_when_let_go(path: Path, *, after_seconds: float) -> None:
+    """For torchrun's own process: some time after the lifeline is let go it ends, whatever its threads still wait for.
+
+    A signal it has by its parent's death; but interrupted while it stops the ranks, it can wait for ever for the
+    threads that follow their logs.
+    """
+    threading.Thread(target=_leave, args=(path, after_seconds), name="lifeline", daemon=True).start()
+
+
+def _leave(path: Path, after_seconds: float) -> None:
+    _wait_until_let_go(path)
+    time.sleep(after_seconds)
+    os._exit(EXIT_LET_GO)
+
+
 def _watch(path: Path, grace_seconds: float) -> None:
+    _wait_until_let_go(path)
+    _stop_this_process(grace_seconds)
+
+
+def _wait_until_let_go(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
-        _stop_this_process(grace_seconds)
         return
     while _is_held(descriptor):
         time.sleep(POLL_SECONDS)
-    _stop_this_process(grace_seconds)
 
 
 def _is_held(descriptor: int) -> bool:

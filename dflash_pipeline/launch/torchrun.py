@@ -11,6 +11,7 @@ from pathlib import Path
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.launch.group import run_group
 
+AGENT_MODULE = "dflash_pipeline.launch.agent"
 RANK_MODULE = "dflash_pipeline.launch.rank"
 LAST_LINES = 20
 
@@ -19,7 +20,7 @@ def torchrun_command(config: Path, *, num_ranks: int) -> list[str]:
     """The line that anyone may run by hand: ranks on this machine, started once and never restarted."""
     return [
         sys.executable,
-        *("-m", "torch.distributed.run"),
+        *("-m", AGENT_MODULE),
         "--standalone",
         *("--nproc-per-node", str(num_ranks)),
         *("--max-restarts", "0"),

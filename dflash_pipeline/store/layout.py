@@ -45,6 +45,10 @@ class Storage:
         """The record that the newest materialisation of an asset handed on."""
         return self.dagster_home / "records" / recipe_name / f"{asset}.json"
 
+    def run_record(self, dagster_run: str, asset: str) -> Path:
+        """The record that an asset handed on in one Dagster run: another run beside it has records of its own."""
+        return self.dagster_home / "records" / ".runs" / dagster_run / f"{asset}.json"
+
 
 def open_storage(default: Path) -> Storage:
     """`DFLASH_STORAGE`, or the recipe's folder; relative to the working directory."""

@@ -34,7 +34,7 @@ def run(config: Path) -> None:
 
 def test_the_command_can_be_run_by_hand():
     line = " ".join(torchrun_command(Path("launch.json"), num_ranks=8))
-    assert "-m torch.distributed.run --standalone --nproc-per-node 8 --max-restarts 0" in line
+    assert "-m dflash_pipeline.launch.agent --standalone --nproc-per-node 8 --max-restarts 0" in line
     assert line.endswith("-m stand_in_rank launch.json")
 
 
