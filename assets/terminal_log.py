@@ -7,6 +7,9 @@ import dagster as dg
 
 from dflash_pipeline.stages.terminal import show_bars
 
+FRAMEWORK = ("[pipes] external", "Execution of step ", "Execution of run ")
+"""Sentences of Dagster's that say less than ours: a failure is told once, by the command."""
+
 CLEAR_LINE = "\r\x1b[K"
 """A progress bar leaves the cursor at its end; what is printed next takes its line, and the bar is drawn anew below."""
 
@@ -17,7 +20,7 @@ def terminal_log(context: dg.InitLoggerContext) -> logging.Logger:
     logger = logging.Logger("terminal", level=context.logger_config["log_level"])
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain())
-    handler.addFilter(lambda record: record.levelno > logging.INFO or not _text(record).startswith("[pipes]"))
+    handler.addFilter(lambda record: not _text(record).startswith(FRAMEWORK))
     logger.addHandler(handler)
     return logger
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.evaluation.acceptance import AcceptanceReport
 from dflash_pipeline.evaluation.export import read_config
 from dflash_pipeline.evaluation.prompts import read_prompts
@@ -11,11 +12,16 @@ from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.model.loading import stop_token_ids
 from dflash_pipeline.model.target_files import check_target_folder
+from dflash_pipeline.store.files import HASH_LIST, folder_faults
 
 
 def evaluate_files(
     draft: Path, target: Path, prompts: Path, *, num_prompts: int, max_new_tokens: int, num_processes: int
 ) -> AcceptanceReport:
+    if (draft / HASH_LIST).exists() and (faults := folder_faults(draft)):
+        raise Refused(
+            "; ".join(faults), where=str(draft), fix="export the drafter again, or see `dflash verify-export`"
+        )
     read_config(draft)  # A folder that holds no drafter is refused before anything is loaded.
     check_target_folder(target)
     renderer = ChatRenderer(target)

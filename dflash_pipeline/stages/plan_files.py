@@ -23,6 +23,7 @@ from dflash_pipeline.planning.diversity import length_distance, overall_efficien
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import load_epoch, load_plan, load_planned_epoch, save_epoch, save_spec, seal_plan
+from dflash_pipeline.store.records import load_record
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,7 @@ def plan_files(request: PlanRequest) -> dict[str, Any]:
     samples = read_lengths(request.lengths)
     cost = CostModel(quadratic_length=request.quadratic_length)
     spec = _spec(request, samples, cost)
+    _refuse_another_plan(request.out, samples.snapshot, spec)
     save_spec(request.out, spec)
     num_ranks = spec.slots_per_step // spec.micro_batches_per_rank
     plan_seconds = write_seconds = 0.0
@@ -176,6 +178,9 @@ def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
     if len(folders) != 2:
         raise Refused(f"{len(folders)} folders", where="manifest diff", fix="give exactly two plan folders")
     first, second = (_plan(folder) for folder in folders)
+    for folder, plan in zip(folders, (first, second), strict=True):
+        for epoch in range(plan.num_epochs):
+            load_planned_epoch(folder, plan, epoch)  # A damaged epoch is refused: there is nothing to compare.
     specs = asdict(first.spec), asdict(second.spec)
     longer = max(first.num_epochs, second.num_epochs)
     digests = [[p.epochs[e].digest if e < p.num_epochs else None for p in (first, second)] for e in range(longer)]
@@ -194,6 +199,18 @@ def _plan(folder: Path) -> RunPlan:
             "there is no such folder", where=str(folder), fix="give the folder that `dflash plan --out` wrote"
         )
     return load_plan(folder)
+
+
+def _refuse_another_plan(folder: Path, snapshot: str, spec: BatchingSpec) -> None:
+    """Epochs of other lengths or rules are not written over."""
+    for path in sorted(folder.glob("plan-*.json")):
+        there = load_record(path, RunPlan)
+        if (there.snapshot, there.spec) != (snapshot, spec):
+            raise Refused(
+                f"it holds plan {there.fingerprint}, of other lengths or rules",
+                where=str(folder),
+                fix="give --out another folder, or remove this one",
+            )
 
 
 def _spec(request: PlanRequest, samples: SampleLengths, cost: CostModel) -> BatchingSpec:

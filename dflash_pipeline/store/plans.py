@@ -131,16 +131,16 @@ def seal_plan(folder: Path, plan: RunPlan) -> Path:
 
 
 def load_plan(folder: Path, plan_fingerprint: str | None = None) -> RunPlan:
-    """A sealed plan by fingerprint, or the only one there is."""
-    if plan_fingerprint is None:
-        sealed = sorted(folder.glob("plan-*.json"))
-        if len(sealed) != 1:
-            raise Refused(
-                f"{len(sealed)} sealed plans", where=str(folder), fix="name one of them, or make one with run_plan"
-            )
-        path = sealed[0]
-    else:
-        path = folder / f"plan-{plan_fingerprint}.json"
+    """A sealed plan by fingerprint, or of those there are the one with most epochs, which covers the others."""
+    if plan_fingerprint is not None:
+        return _sealed_plan(folder / f"plan-{plan_fingerprint}.json")
+    sealed = [_sealed_plan(path) for path in sorted(folder.glob("plan-*.json"))]
+    if not sealed:
+        raise Refused("no sealed plan", where=str(folder), fix="make one with run_plan, or with `dflash plan`")
+    return max(sealed, key=lambda plan: plan.num_epochs)
+
+
+def _sealed_plan(path: Path) -> RunPlan:
     plan = load_record(path, RunPlan)
     if path.name != f"plan-{plan.fingerprint}.json":
         raise _damaged(path, f"its content has the fingerprint {plan.fingerprint}")

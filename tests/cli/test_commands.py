@@ -143,3 +143,16 @@ def test_evaluate_and_verify_what_the_run_exported(chain, dflash, tmp_path):
     verified = dflash("verify-export", chain.facts["export_dir"], *pair)
     assert (verified.code, verified.document["ok"]) == (0, True)
     assert all(check.keys() == {"name", "ok", "detail"} for check in verified.document["checks"])
+
+
+def test_a_plan_is_not_written_over_another(dflash, tmp_path):
+    lengths = tmp_path / "lengths.npy"
+    np.save(lengths, np.arange(10, 60))
+    asked = ("plan", "--lengths", lengths, "--token-budget", 128, "--out", tmp_path / "plan", "--json")
+    first = dflash(*asked, "--slots-per-step", 2).document
+    refused = dflash(*asked, "--slots-per-step", 4)
+    assert refused.code == 2
+    assert first["plan"] in refused.document["error"]["what"]
+    again = dflash(*asked, "--slots-per-step", 2, "--epochs", 2).document
+    assert again["epochs"][0]["digest"] == first["epochs"][0]["digest"]
+    assert dflash("manifest", "verify", tmp_path / "plan", "--json").document["ok"]
