@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from dflash_pipeline.recipe import Recipe, load_recipe
 from dflash_pipeline.store.layout import Storage
 
 ROOT = Path(__file__).parents[1]
+
+# Time on a shared machine says nothing about the code.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 
 @dataclass(frozen=True, kw_only=True)

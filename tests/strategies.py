@@ -8,17 +8,13 @@ from dataclasses import replace
 from typing import get_args
 
 import numpy as np
-from hypothesis import event, example, settings
+from hypothesis import event, example
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import BatchingSpec, CostModel, Strategy
 from dflash_pipeline.contracts.corpus import LengthStatistics, SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest, EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
-
-# Time on a shared machine says nothing about the code.
-settings.register_profile("without deadline", deadline=None)
-settings.load_profile("without deadline")
 
 MAX_LENGTH = 40
 _met: set[str] = set()

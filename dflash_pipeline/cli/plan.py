@@ -7,14 +7,12 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json, example, one_of
+from dflash_pipeline.cli.options import Buckets, Debug, Json, Lengths, buckets_of, example, one_of
 from dflash_pipeline.cli.output import answering
-from dflash_pipeline.contracts.batching import OverlongPolicy, Padding, Strategy, TailPolicy
+from dflash_pipeline.contracts.batching import Objective, OverlongPolicy, Padding, Strategy, TailPolicy
 from dflash_pipeline.contracts.errors import Refused
 
 _PLAN_EXAMPLE = "dflash plan --lengths lengths.npy --token-budget 32768 --slots-per-step 8 --epochs 3 --out plan"
-
-Lengths = Annotated[Path, typer.Option("--lengths", help=".npy, or .parquet with a column `length`.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +23,18 @@ def register(app: typer.Typer) -> None:
 
 def boundaries(
     lengths: Lengths,
-    buckets: Annotated[int, typer.Option("--buckets", min=1, help="Number of buckets.")] = 6,
+    buckets: Buckets = "6",
     grid: Annotated[int, typer.Option("--grid", min=1, help="Boundaries are multiples of this.")] = 1,
     objective: Annotated[
-        str, typer.Option("--objective", help="boundary: pad every sample to its boundary.")
+        str,
+        typer.Option(
+            "--objective",
+            help="Pad every sample to its boundary (boundary), or a micro-batch to its expected longest (batch-max).",
+        ),
     ] = "boundary",
+    token_budget: Annotated[
+        int | None, typer.Option("--token-budget", min=1, help="Padded tokens of a micro-batch, for batch-max.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -37,8 +42,13 @@ def boundaries(
     with answering(as_json=as_json, debug=debug) as answer:
         from dflash_pipeline.stages.plan_files import boundary_facts
 
-        one_of("--objective", objective, ("boundary",))
-        found = boundary_facts(lengths, num_buckets=buckets, grid=grid)
+        found = boundary_facts(
+            lengths,
+            num_buckets=buckets_of(buckets),
+            grid=grid,
+            objective=one_of("--objective", objective, get_args(Objective)),
+            token_budget=token_budget,
+        )
         answer.say(found, lambda: print(f"{found['boundaries']}  efficiency {found['efficiency']:.4f}"))
 
 
@@ -47,13 +57,15 @@ def plan(
     token_budget: Annotated[int, typer.Option("--token-budget", min=1, help="Padded tokens of a micro-batch.")],
     slots_per_step: Annotated[int, typer.Option("--slots-per-step", min=1, help="Micro-batches of one step.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the manifests.")],
-    strategy: Annotated[str, typer.Option("--strategy", help="One of sorted, shuffle, bucket.")] = "bucket",
+    strategy: Annotated[
+        str, typer.Option("--strategy", help="One of sorted, shuffle, bucket, window, varlen.")
+    ] = "window",
     micro_batches_per_rank: Annotated[
         int, typer.Option("--micro-batches-per-rank", min=1, help="Of a step; balance is planned for it.")
     ] = 1,
     epochs: Annotated[int, typer.Option("--epochs", min=1, max=1000, help="Number of epochs.")] = 1,
     seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the order.")] = 0,
-    buckets: Annotated[int, typer.Option("--buckets", min=1, help="Number of buckets.")] = 6,
+    buckets: Buckets = "6",
     grid: Annotated[int, typer.Option("--grid", min=1, help="Boundaries are multiples of this.")] = 1,
     quadratic_length: Annotated[
         float | None,
@@ -89,7 +101,7 @@ def plan(
             micro_batches_per_rank=micro_batches_per_rank,
             epochs=epochs,
             seed=seed,
-            num_buckets=buckets,
+            num_buckets=buckets_of(buckets),
             grid=grid,
             quadratic_length=quadratic_length,
             padding=one_of("--padding", padding, get_args(Padding)),

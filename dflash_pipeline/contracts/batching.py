@@ -9,7 +9,9 @@ from typing import Literal, get_args
 from dflash_pipeline.contracts.errors import ContractBroken
 from dflash_pipeline.contracts.fingerprint import fingerprint
 
-Strategy = Literal["sorted", "shuffle", "bucket"]
+Strategy = Literal["sorted", "shuffle", "bucket", "window", "varlen"]
+Layout = Literal["rows", "documents"]
+Objective = Literal["boundary", "batch-max"]
 Padding = Literal["batch-max", "boundary"]
 TailPolicy = Literal["fill", "drop"]
 OverlongPolicy = Literal["drop", "refuse"]
@@ -17,7 +19,7 @@ OverlongPolicy = Literal["drop", "refuse"]
 MOST_TOKENS = 2**40
 """Longest sample and largest budget: far above any real one, and low enough that no sum leaves 64 bits."""
 
-ORDER_VERSION = 2
+ORDER_VERSION = 3
 """Part of every plan's identity: raised when order or packing change, so that no old plan passes for a new one."""
 
 
@@ -52,7 +54,7 @@ class BatchingSpec:
 
     strategy: Strategy
     token_budget: int
-    """Most padded tokens (longest sample x samples) in one micro-batch."""
+    """Most padded tokens in one micro-batch: longest sample x samples, or tokens where documents lie end to end."""
     slots_per_step: int
     """Micro-batches in one optimiser step. Any divisor of it may be the number of ranks."""
     micro_batches_per_rank: int = 1
@@ -114,6 +116,11 @@ class BatchingSpec:
                     where=f"batching.{name}",
                     fix=f"use one of {', '.join(get_args(allowed))}",
                 )
+
+    @property
+    def layout(self) -> Layout:
+        """How a micro-batch lies in memory: one row a sample, padded, or all its samples end to end in one row."""
+        return "documents" if self.strategy == "varlen" else "rows"
 
     @property
     def fingerprint(self) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflash_pipeline.contracts.batching import Layout
 from dflash_pipeline.contracts.errors import ContractBroken
 from dflash_pipeline.contracts.fingerprint import array_digest
 
@@ -41,10 +42,11 @@ class MicroBatch:
     supervised_tokens: int
     cost: float
     filler: bool
+    layout: Layout
 
     @property
     def padded_tokens(self) -> int:
-        return self.padded_length * self.sample_ids.size
+        return self.padded_length * (1 if self.layout == "documents" else self.sample_ids.size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +88,8 @@ class EpochManifest:
     """Samples with ids `0 … num_corpus_samples - 1` are what scheduled and dropped must add up to."""
     slots_per_step: int
     token_budget: int
+    layout: Layout = "rows"
+    """`rows`: each sample a row of `padded_length`. `documents`: all samples of a micro-batch in one row of it."""
     sample_ids: Ints
     offsets: Ints
     padded_length: Ints
@@ -122,7 +126,12 @@ class EpochManifest:
     @property
     def padded_tokens(self) -> Ints:
         """Padded tokens of each micro-batch, shape `[num_steps, slots_per_step]`."""
-        return self.batch_sizes * self.padded_length
+        return self.padded_length * self.num_rows
+
+    @property
+    def num_rows(self) -> Ints:
+        """Rows of each micro-batch, shape `[num_steps, slots_per_step]`."""
+        return np.ones_like(self.padded_length) if self.layout == "documents" else self.batch_sizes
 
     @property
     def step_costs(self) -> Floats:
@@ -148,6 +157,7 @@ class EpochManifest:
             supervised_tokens=int(self.supervised_tokens[step, slot]),
             cost=float(self.cost[step, slot]),
             filler=bool(self.filler[step, slot]),
+            layout=self.layout,
         )
 
     def step_batches(self, step: int) -> Iterator[MicroBatch]:
@@ -172,7 +182,10 @@ class EpochManifest:
 
     def digest(self) -> str:
         """SHA-256 over every column: equal digests are equal epochs, byte for byte."""
-        head = np.array([self.epoch, self.num_corpus_samples, self.slots_per_step, self.token_budget], dtype=np.int64)
+        documents = int(self.layout == "documents")
+        head = np.array(
+            [self.epoch, self.num_corpus_samples, self.slots_per_step, self.token_budget, documents], dtype=np.int64
+        )
         return array_digest(head, *(getattr(self, name) for name in COLUMNS))
 
     def _broken(self, what: str, fix: str, at: int | None = None) -> ContractBroken:
@@ -215,16 +228,16 @@ class EpochManifest:
 
     def _check_batches(self) -> None:
         sizes = np.diff(self.offsets)
-        lengths, tokens = self.padded_length.ravel(), self.num_tokens.ravel()
         self._first(sizes < 1, lambda m: "the micro-batch is empty", "put a sample or a filler in it")
+        rows, lengths, tokens = self.num_rows.ravel(), self.padded_length.ravel(), self.num_tokens.ravel()
         self._first(
-            sizes * lengths > self.token_budget,
-            lambda m: f"{sizes[m]} samples of {lengths[m]} tokens exceed the token budget of {self.token_budget}",
+            rows * lengths > self.token_budget,
+            lambda m: f"{rows[m]} rows of {lengths[m]} tokens exceed the token budget of {self.token_budget}",
             "pack fewer samples, or raise the budget",
         )
         self._first(
-            (tokens < sizes) | (tokens > sizes * lengths),
-            lambda m: f"{tokens[m]} real tokens in {sizes[m]} samples padded to {lengths[m]}",
+            (tokens < sizes) | (tokens > rows * lengths),
+            lambda m: f"{tokens[m]} real tokens in {sizes[m]} samples, in {rows[m]} rows of {lengths[m]}",
             "count real tokens within the padded ones, at least one a sample",
         )
         supervised = self.supervised_tokens.ravel()
@@ -242,43 +255,61 @@ class EpochManifest:
         self._first(~(np.isfinite(cost) & (cost > 0)), lambda m: f"cost {cost[m]}", "a cost is finite and above 0")
 
     def _check_every_sample_once(self) -> None:
-        owner = np.repeat(np.arange(self.offsets.size - 1), np.diff(self.offsets))
-        outside = (self.sample_ids < 0) | (self.sample_ids >= self.num_corpus_samples)
-        if outside.any():
-            at = int(outside.argmax())
-            raise self._broken(
-                f"sample {self.sample_ids[at]} is not in the corpus", "plan from this snapshot", int(owner[at])
-            )
-        if self.dropped.size and (self.dropped.min() < 0 or self.dropped.max() >= self.num_corpus_samples):
+        ids, dropped, corpus = self.sample_ids, self.dropped, self.num_corpus_samples
+        if ids.min() < 0 or ids.max() >= corpus:
+            at = int(((ids < 0) | (ids >= corpus)).argmax())
+            raise self._broken(f"sample {ids[at]} is not in the corpus", "plan from this snapshot", self._batch_at(at))
+        if dropped.size and (dropped.min() < 0 or dropped.max() >= corpus):
             raise self._broken("a dropped sample is not in the corpus", "plan from this snapshot")
-        real = ~self.filler.ravel()[owner]
-        ids = self.sample_ids[real]
-        times = np.bincount(ids, minlength=self.num_corpus_samples)
-        if times.max(initial=0) > 1:
-            twice = int(times.argmax())
-            at = int(np.flatnonzero((self.sample_ids == twice) & real)[1])
+        real, copies = self._real_and_copies()
+        # One byte a sample: as many marks as ids means that no two ids made the same one.
+        seen = np.zeros(corpus, dtype=np.bool_)
+        seen[real] = True
+        if np.count_nonzero(seen) != real.size:
+            self._raise_repeated()
+        if copies.size and not seen[copies].all():
+            at = int(np.flatnonzero(np.isin(ids, copies[~seen[copies]]))[0])
             raise self._broken(
-                f"sample {twice} is scheduled {times[twice]} times", "schedule each sample once", int(owner[at])
+                "a filler copies a sample that is not scheduled", "copy a scheduled one", self._batch_at(at)
             )
-        dropped = np.bincount(self.dropped, minlength=self.num_corpus_samples)
-        missing = np.flatnonzero(times + dropped != 1)
-        if missing.size:
-            sample = int(missing[0])
-            what = (
-                "neither scheduled nor dropped"
-                if times[sample] + dropped[sample] == 0
-                else "dropped twice or also scheduled"
-            )
-            raise self._broken(
-                f"sample {sample} is {what} ({missing.size} such samples)",
-                "scheduled and dropped must add up to the corpus",
-            )
-        copies = self.sample_ids[~real]
-        if copies.size and (times[copies] == 0).any():
-            at = int(np.flatnonzero(~real)[(times[copies] == 0).argmax()])
-            raise self._broken("a filler copies a sample that is not scheduled", "copy a scheduled one", int(owner[at]))
+        unique = np.unique(dropped)
+        again = unique[seen[unique]] if unique.size == dropped.size else _repeated(dropped)
+        seen[dropped] = True
+        missing = np.flatnonzero(~seen)
+        for odd, how in ((missing, "neither scheduled nor dropped"), (again, "dropped twice or also scheduled")):
+            if odd.size:
+                raise self._broken(
+                    f"sample {odd[0]} is {how} ({odd.size} such samples)",
+                    "scheduled and dropped must add up to the corpus",
+                )
+
+    def _real_and_copies(self) -> tuple[Ints, Ints]:
+        """Ids of real micro-batches, and of fillers."""
+        if not self.filler.any():
+            return self.sample_ids, self.sample_ids[:0]
+        copied = np.repeat(self.filler.ravel(), np.diff(self.offsets))
+        return self.sample_ids[~copied], self.sample_ids[copied]
+
+    def _raise_repeated(self) -> None:
+        real = ~np.repeat(self.filler.ravel(), np.diff(self.offsets))
+        times = np.bincount(self.sample_ids[real], minlength=self.num_corpus_samples)
+        twice = int(times.argmax())
+        at = int(np.flatnonzero((self.sample_ids == twice) & real)[1])
+        raise self._broken(
+            f"sample {twice} is scheduled {times[twice]} times", "schedule each sample once", self._batch_at(at)
+        )
+
+    def _batch_at(self, place: int) -> int:
+        """The micro-batch that holds the id at this place."""
+        return int(np.searchsorted(self.offsets, place, side="right")) - 1
 
     def _first(self, broken: Flags, what: Callable[[int], str], fix: str) -> None:
         if broken.any():
             at = int(broken.argmax())
             raise self._broken(what(at), fix, at)
+
+
+def _repeated(ids: Ints) -> Ints:
+    values, times = np.unique(ids, return_counts=True)
+    repeated: Ints = values[times > 1]
+    return repeated

@@ -12,7 +12,7 @@ import numpy as np
 from dflash_pipeline.contracts.batching import CostModel
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest, Floats
-from dflash_pipeline.planning.cost import padded_cost
+from dflash_pipeline.planning.cost import documents_cost, padded_cost, sample_costs
 from dflash_pipeline.planning.packing import Ints
 
 CELLS_AT_ONCE = 2**22
@@ -22,14 +22,30 @@ CELLS_AT_ONCE = 2**22
 def overall_efficiency(manifest: EpochManifest, samples: SampleLengths, cost: CostModel, *, num_ranks: int) -> float:
     """Cost of the samples themselves / cost that all ranks pay when each waits for the slowest of its step.
 
-    Both by `cost`, which may be another than the one the epoch was planned with.
+    Both by `cost`, which may be another than the one the epoch was planned with. Rank r runs slots r, r + num_ranks, …
     """
-    batch_costs = padded_cost(manifest.batch_sizes, manifest.padded_length, manifest.supervised_tokens, cost)
-    rank_costs = batch_costs.reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
+    rank_costs = batch_costs(manifest, samples, cost).reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
     paid = num_ranks * float(rank_costs.max(axis=1).sum())
-    scheduled = np.setdiff1d(np.arange(samples.num_tokens.size), manifest.dropped)
-    needed = padded_cost(1, samples.num_tokens[scheduled], samples.num_supervised[scheduled], cost)
-    return float(needed.sum()) / paid
+    scheduled = np.ones(samples.num_tokens.size, dtype=np.bool_)
+    scheduled[manifest.dropped] = False
+    return float(sample_costs(samples, np.flatnonzero(scheduled), cost).sum()) / paid
+
+
+def rank_balance(manifest: EpochManifest, samples: SampleLengths, cost: CostModel, *, num_ranks: int) -> float:
+    """Cost of all ranks / cost if each took as long as the slowest of its step, in (0, 1]: what waiting leaves."""
+    rank_costs = batch_costs(manifest, samples, cost).reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
+    return float(rank_costs.sum()) / (num_ranks * float(rank_costs.max(axis=1).sum()))
+
+
+def batch_costs(manifest: EpochManifest, samples: SampleLengths, cost: CostModel) -> Floats:
+    """Cost of each micro-batch by `cost`, shape `[num_steps, slots_per_step]`."""
+    if manifest.layout == "documents":
+        squares = np.add.reduceat(
+            samples.num_tokens[manifest.sample_ids].astype(np.float64) ** 2, manifest.offsets[:-1]
+        )
+        of_shape = squares.reshape(manifest.padded_length.shape)
+        return documents_cost(manifest.num_tokens, of_shape, manifest.supervised_tokens, cost)
+    return padded_cost(manifest.batch_sizes, manifest.padded_length, manifest.supervised_tokens, cost)
 
 
 def length_distance(manifest: EpochManifest, samples: SampleLengths) -> float:

@@ -1,4 +1,4 @@
-"""Cutting an order of samples into micro-batches under a token budget."""
+"""Cutting an order of samples into micro-batches."""
 
 from __future__ import annotations
 
@@ -7,16 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dflash_pipeline.planning.compiled import compiled
+
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packing:
-    """Micro-batches as served: number m holds the next `sizes[m]` of `sample_ids`, padded to `padded_length[m]`."""
+    """Micro-batches one after another: number m holds the next `sizes[m]` of `sample_ids`.
+
+    `padded_length[m]` is the length of its rows: one row a sample, or, with documents end to end, a single one.
+    """
 
     sample_ids: Ints
     sizes: Ints
     padded_length: Ints
+
+
+def usable_ids(lengths: Ints, longest: int) -> Ints:
+    """Ids of the samples that hold 1 to `longest` tokens, ascending."""
+    return np.flatnonzero((lengths > 0) & (lengths <= longest))
 
 
 def pack_in_order(lengths: Ints, *, token_budget: int) -> Ints:
@@ -24,17 +35,24 @@ def pack_in_order(lengths: Ints, *, token_budget: int) -> Ints:
 
     A sample joins while (samples x longest) stays within the budget. Every length must fit the budget alone.
     """
-    sizes: list[int] = []
-    count = longest = 0
-    for length in lengths.tolist():
+    sizes = np.empty(lengths.size, dtype=np.int64)
+    return sizes[: _cut(lengths, token_budget, sizes)].copy()
+
+
+@compiled
+def _cut(lengths: Ints, token_budget: int, sizes: Ints) -> int:
+    batches = count = longest = 0
+    for length in lengths:
         grown = max(longest, length)
         if count and grown * (count + 1) > token_budget:
-            sizes.append(count)
+            sizes[batches] = count
+            batches += 1
             count, grown = 0, length
         count, longest = count + 1, grown
     if count:
-        sizes.append(count)
-    return np.array(sizes, dtype=np.int64)
+        sizes[batches] = count
+        batches += 1
+    return batches
 
 
 def pack_fixed(num_samples: int, *, per_batch: int) -> Ints:
@@ -45,22 +63,22 @@ def pack_fixed(num_samples: int, *, per_batch: int) -> Ints:
 
 def longest_of_each(lengths: Ints, sizes: Ints) -> Ints:
     """Longest length in each micro-batch."""
-    return np.maximum.reduceat(lengths, np.concatenate(([0], np.cumsum(sizes)[:-1])))
+    return np.maximum.reduceat(lengths, starts_of(sizes))
 
 
-def reorder(packing: Packing, order: Ints) -> Packing:
-    """The same micro-batches in another order."""
-    starts = np.cumsum(packing.sizes) - packing.sizes
-    sizes = packing.sizes[order]
-    return Packing(
-        sample_ids=packing.sample_ids[places(starts[order], sizes)],
-        sizes=sizes,
-        padded_length=packing.padded_length[order],
-    )
+def starts_of(sizes: Ints) -> Ints:
+    """Place of each micro-batch's first sample."""
+    starts: Ints = np.cumsum(sizes) - sizes
+    return starts
 
 
-def places(starts: Ints, sizes: Ints) -> Ints:
-    """Places of the samples of micro-batches that begin at `starts`, one micro-batch after another."""
-    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    found: Ints = np.repeat(starts, sizes) + within
-    return found
+@compiled
+def gather(ids: Ints, starts: Ints, sizes: Ints) -> Ints:
+    """The runs of `ids` that begin at `starts`, one after another."""
+    taken = np.empty(sizes.sum(), dtype=np.int64)
+    to = 0
+    for m in range(sizes.size):
+        for i in range(starts[m], starts[m] + sizes[m]):
+            taken[to] = ids[i]
+            to += 1
+    return taken

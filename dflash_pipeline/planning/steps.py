@@ -9,78 +9,85 @@ import numpy.typing as npt
 
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, places
+from dflash_pipeline.planning.batches import Batches, taken
+from dflash_pipeline.planning.packing import Ints, Packing, gather, starts_of
 
 
-def fill_steps(packing: Packing, lengths: Ints, spec: BatchingSpec) -> tuple[Packing, npt.NDArray[np.bool_]]:
-    """Make the number of micro-batches a multiple of `slots_per_step`; also which of them are fillers.
+def halve_to_full_steps(packing: Packing, lengths: Ints, spec: BatchingSpec) -> Packing:
+    """Make the number of micro-batches a multiple of `slots_per_step`, as far as halving can.
 
-    `lengths` is indexed by sample id. The micro-batches with most samples are halved, one after another; only when
-    each holds a single sample do zero-weight copies fill the last step.
+    `lengths` are indexed by sample id. The micro-batch with most samples is halved, the first of equals, until the
+    steps are full or each holds a single sample. The halves cut off go to the end.
     """
-    missing = -packing.sizes.size % spec.slots_per_step
-    split = _split(packing, lengths, spec, missing)
-    still_missing = -split.sizes.size % spec.slots_per_step
-    filler = np.zeros(split.sizes.size + still_missing, dtype=np.bool_)
-    if not still_missing:
-        return split, filler
-    filler[split.sizes.size :] = True
-    return _with_copies(split, still_missing), filler
-
-
-def drop_tail(packing: Packing, spec: BatchingSpec) -> tuple[Packing, Ints]:
-    """Leave out the micro-batches of an unfilled last step; also the sample ids left out."""
-    kept = packing.sizes.size - packing.sizes.size % spec.slots_per_step
-    if kept == 0:
-        raise Refused(
-            f"dropping the tail would drop all: {packing.sizes.size} micro-batches for {spec.slots_per_step} slots",
-            where="batching.tail",
-            fix="use tail: fill, or fewer slots per step",
-        )
-    samples = int(packing.sizes[:kept].sum())
-    head = Packing(
-        sample_ids=packing.sample_ids[:samples],
-        sizes=packing.sizes[:kept],
-        padded_length=packing.padded_length[:kept],
-    )
-    return head, np.sort(packing.sample_ids[samples:])
-
-
-def _split(packing: Packing, lengths: Ints, spec: BatchingSpec, times: int) -> Packing:
-    """Halve the largest micro-batch `times` times, the first of equals; fewer when only single samples are left.
-
-    The halves cut off go to the end, so that every step before the last keeps the micro-batches it was given.
-    """
+    times = -packing.sizes.size % spec.slots_per_step
     if not times:
         return packing
-    sizes = packing.sizes.tolist()
-    starts = (np.cumsum(packing.sizes) - packing.sizes).tolist()
-    origins = list(range(len(sizes)))
-    largest = [(-size, m) for m, size in enumerate(sizes)]
+    sizes, starts, origins = _halved(packing.sizes, times)
+    ids = gather(packing.sample_ids, starts, sizes)
+    padded_length = packing.padded_length[origins]
+    if spec.padding == "batch-max":
+        halved = np.flatnonzero(sizes != packing.sizes[origins])
+        of_halved = lengths[gather(packing.sample_ids, starts[halved], sizes[halved])]
+        reduce = np.add if spec.layout == "documents" else np.maximum
+        padded_length[halved] = reduce.reduceat(of_halved, starts_of(sizes[halved])) if halved.size else 0
+    return Packing(sample_ids=ids, sizes=sizes, padded_length=padded_length)
+
+
+def _halved(sizes: Ints, times: int) -> tuple[Ints, Ints, Ints]:
+    """Sizes after the halving, where each micro-batch starts, and which one it comes from."""
+    # No more than `times` of them are halved, so the largest `times` are all that need be looked at.
+    candidates = np.argsort(-sizes, kind="stable")[:times].tolist()
+    starts, cuts = starts_of(sizes), sizes.copy()
+    added = 0
+    # Of each: size, start, and which one it comes from.
+    held = {m: (int(sizes[m]), int(starts[m]), m) for m in candidates}
+    largest = [(-held[m][0], m) for m in candidates]
     heapq.heapify(largest)
     while times and largest[0][0] < -1:
         _, m = heapq.heappop(largest)
-        cut = sizes[m] // 2
-        sizes[m] -= cut
-        sizes.append(cut)
-        starts.append(starts[m] + sizes[m])
-        origins.append(origins[m])
-        heapq.heappush(largest, (-sizes[m], m))
-        heapq.heappush(largest, (-cut, len(sizes) - 1))
+        size, start, origin = held[m]
+        cut = size // 2
+        held[m] = (size - cut, start, origin)
+        new = sizes.size + added
+        held[new] = (cut, start + size - cut, origin)
+        added += 1
+        heapq.heappush(largest, (-(size - cut), m))
+        heapq.heappush(largest, (-cut, new))
         times -= 1
-    new_sizes = np.array(sizes, dtype=np.int64)
-    ids = packing.sample_ids[places(np.array(starts, dtype=np.int64), new_sizes)]
-    padded = packing.padded_length[origins] if spec.padding == "boundary" else longest_of_each(lengths[ids], new_sizes)
-    return Packing(sample_ids=ids, sizes=new_sizes, padded_length=padded)
-
-
-def _with_copies(packing: Packing, copies: int) -> Packing:
-    """Append copies of the cheapest micro-batch: fillers cost a rank its time, so as little of it as possible."""
-    cheapest = int(np.argmin(packing.sizes * packing.padded_length))
-    start = int(packing.sizes[:cheapest].sum())
-    ids = packing.sample_ids[start : start + int(packing.sizes[cheapest])]
-    return Packing(
-        sample_ids=np.concatenate((packing.sample_ids, np.tile(ids, copies))),
-        sizes=np.concatenate((packing.sizes, np.repeat(packing.sizes[cheapest], copies))),
-        padded_length=np.concatenate((packing.padded_length, np.repeat(packing.padded_length[cheapest], copies))),
+    for m in candidates:
+        cuts[m] = held[m][0]
+    tail = np.array([held[sizes.size + i] for i in range(added)], dtype=np.int64).reshape(-1, 3)
+    return (
+        np.concatenate((cuts, tail[:, 0])),
+        np.concatenate((starts, tail[:, 1])),
+        np.concatenate((np.arange(sizes.size), tail[:, 2])),
     )
+
+
+def with_fillers(batches: Batches, spec: BatchingSpec) -> tuple[Batches, npt.NDArray[np.bool_]]:
+    """Fill the last step with copies of the cheapest micro-batch; also which ones are fillers.
+
+    A filler has weight zero and costs a rank its time, so as little of it as possible.
+    """
+    count = batches.sizes.size
+    missing = -count % spec.slots_per_step
+    filler = np.zeros(count + missing, dtype=np.bool_)
+    if not missing:
+        return batches, filler
+    filler[count:] = True
+    copies = np.full(missing, int(np.argmin(batches.cost)), dtype=np.int64)
+    return taken(batches, np.concatenate((np.arange(count), copies))), filler
+
+
+def without_tail(batches: Batches, spec: BatchingSpec) -> tuple[Batches, Ints]:
+    """Leave out the micro-batches of an unfilled last step; also the sample ids left out, ascending."""
+    count = batches.sizes.size
+    kept = count - count % spec.slots_per_step
+    if kept == 0:
+        raise Refused(
+            f"dropping the tail would drop all: {count} micro-batches for {spec.slots_per_step} slots",
+            where="batching.tail",
+            fix="use tail: fill, or fewer slots per step",
+        )
+    left_out = batches.sample_ids[int(batches.sizes[:kept].sum()) :]
+    return taken(batches, np.arange(kept)), np.sort(left_out)

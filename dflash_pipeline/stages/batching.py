@@ -13,7 +13,7 @@ from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.manifest import EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import BucketBoundaries
-from dflash_pipeline.planning.boundaries import optimise_boundaries, padding_efficiency
+from dflash_pipeline.planning.boundaries import choose_boundaries, padding_efficiency
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.made import Made
@@ -45,11 +45,13 @@ def make_statistics(storage: Storage, snapshot: CorpusSnapshot) -> LengthStatist
 def make_boundaries(recipe: Recipe, storage: Storage, statistics: LengthStatistics) -> BucketBoundaries:
     """The boundaries of least padding for this snapshot and the recipe's number of buckets."""
     batching = recipe.batching
-    boundaries = optimise_boundaries(
+    boundaries = choose_boundaries(
         statistics,
         num_buckets=batching.num_buckets,
         grid=batching.boundary_grid,
-        cost=CostModel(quadratic_length=batching.quadratic_length),
+        cost=recipe_cost(recipe),
+        objective=batching.boundary_objective,
+        token_budget=batching.token_budget,
     )
     record = BucketBoundaries(
         snapshot=statistics.snapshot,
@@ -62,6 +64,10 @@ def make_boundaries(recipe: Recipe, storage: Storage, statistics: LengthStatisti
     return record
 
 
+def recipe_cost(recipe: Recipe) -> CostModel:
+    return CostModel(quadratic_length=recipe.batching.quadratic_length, anchor_cost=recipe.batching.anchor_cost)
+
+
 def batching_spec(recipe: Recipe, boundaries: BucketBoundaries) -> BatchingSpec:
     batching = recipe.batching
     return BatchingSpec(
@@ -71,7 +77,7 @@ def batching_spec(recipe: Recipe, boundaries: BucketBoundaries) -> BatchingSpec:
         micro_batches_per_rank=batching.micro_batches_per_rank,
         boundaries=boundaries.boundaries,
         padding=batching.padding,
-        cost=CostModel(quadratic_length=batching.quadratic_length),
+        cost=recipe_cost(recipe),
         seed=batching.seed,
         tail=batching.tail,
         overlong=batching.overlong,

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dflash_pipeline.contracts.batching import BatchingSpec, CostModel, OverlongPolicy, Padding, Strategy, TailPolicy
-from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.contracts.batching import (
+    BatchingSpec,
+    CostModel,
+    Objective,
+    OverlongPolicy,
+    Padding,
+    Strategy,
+    TailPolicy,
+)
+from dflash_pipeline.contracts.corpus import LengthStatistics, SampleLengths
 from dflash_pipeline.contracts.errors import ContractBroken, DflashError, Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.planning.boundaries import optimise_boundaries, padding_efficiency
+from dflash_pipeline.planning.boundaries import choose_boundaries, padding_efficiency
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
-from dflash_pipeline.store.plans import load_epoch, load_plan, load_planned_epoch, save_epoch, save_spec, seal_plan
+from dflash_pipeline.store.plans import (
+    check_spec,
+    load_epoch,
+    load_plan,
+    load_planned_epoch,
+    save_epoch,
+    save_spec,
+    seal_plan,
+)
 from dflash_pipeline.store.records import load_record
 
 
@@ -37,7 +54,7 @@ class PlanRequest:
     micro_batches_per_rank: int
     epochs: int
     seed: int
-    num_buckets: int
+    num_buckets: int | Literal["auto"]
     grid: int
     quadratic_length: float | None
     padding: Padding
@@ -82,16 +99,37 @@ def _whole_numbers(column: Any, path: Path) -> np.ndarray:
     return column.astype(np.int64)
 
 
-def boundary_facts(path: Path, *, num_buckets: int, grid: int) -> dict[str, Any]:
+def boundary_facts(
+    path: Path, *, num_buckets: int | Literal["auto"], grid: int, objective: Objective, token_budget: int | None
+) -> dict[str, Any]:
+    """Boundaries, the padding efficiency that the objective expects of them, and the seconds after the histogram."""
     statistics = length_statistics(read_lengths(path))
+
+    def chosen(of: LengthStatistics) -> tuple[int, ...]:
+        return choose_boundaries(
+            of, num_buckets=num_buckets, grid=grid, cost=CostModel(), objective=objective, token_budget=token_budget
+        )
+
+    chosen(length_statistics(_first_of(read_lengths(path))))  # Loads or makes the compiled loops.
     began = time.perf_counter()
-    boundaries = optimise_boundaries(statistics, num_buckets=num_buckets, grid=grid)
+    boundaries = chosen(statistics)
     seconds = time.perf_counter() - began
+    expected = token_budget if objective == "batch-max" else None
     return {
         "boundaries": [0, *boundaries],
-        "efficiency": padding_efficiency(statistics, boundaries),
+        "efficiency": padding_efficiency(statistics, boundaries, token_budget=expected),
         "seconds": seconds,
     }
+
+
+def _first_of(samples: SampleLengths) -> SampleLengths:
+    """The first sample that has a token, to try the planner on."""
+    first = int(np.argmax(samples.num_tokens > 0))
+    return SampleLengths(
+        snapshot=samples.snapshot,
+        num_tokens=samples.num_tokens[first : first + 1].copy(),
+        num_supervised=samples.num_supervised[first : first + 1].copy(),
+    )
 
 
 def plan_files(request: PlanRequest) -> dict[str, Any]:
@@ -103,6 +141,7 @@ def plan_files(request: PlanRequest) -> dict[str, Any]:
     save_spec(request.out, spec)
     num_ranks = spec.slots_per_step // spec.micro_batches_per_rank
     plan_seconds = write_seconds = 0.0
+    compile_seconds = _prepared(samples, spec)
     facts: list[dict[str, Any]] = []
     summaries = []
     before: EpochManifest | None = None
@@ -130,8 +169,15 @@ def plan_files(request: PlanRequest) -> dict[str, Any]:
         "total_steps": plan.total_steps,
         "boundaries": [0, *spec.boundaries],
         "epochs": facts,
-        "seconds": {"plan": plan_seconds, "write": write_seconds},
+        "seconds": {"plan": plan_seconds, "write": write_seconds, "compile": compile_seconds},
     }
+
+
+def _prepared(samples: SampleLengths, spec: BatchingSpec) -> float:
+    """Load the compiled loops, or on a machine's first use make them; the seconds it took."""
+    began = time.perf_counter()
+    build_epoch_manifest(_first_of(samples), replace(spec, overlong="refuse", tail="fill"), epoch=0)
+    return time.perf_counter() - began
 
 
 def epoch_facts(manifest: EpochManifest) -> dict[str, Any]:
@@ -162,12 +208,16 @@ def show_plan(folder: Path) -> dict[str, Any]:
 
 
 def verify_plan(folder: Path) -> dict[str, Any]:
-    """Whether every epoch is whole, keeps its contract and is the one the plan sealed."""
+    """Whether the spec and every epoch are whole, keep their contracts and are the ones the plan sealed."""
     plan = _plan(folder)
+    checks: list[Callable[[], object]] = [
+        partial(check_spec, folder, plan),
+        *(partial(load_planned_epoch, folder, plan, epoch) for epoch in range(plan.num_epochs)),
+    ]
     faults = []
-    for epoch in range(plan.num_epochs):
+    for check in checks:
         try:
-            load_planned_epoch(folder, plan, epoch)
+            check()
         except DflashError as error:
             faults.append(error.as_json())
     return {"ok": not faults, "plan": plan.fingerprint, "faults": faults}
@@ -195,9 +245,8 @@ def diff_plans(folders: Sequence[Path]) -> dict[str, Any]:
 
 def _plan(folder: Path) -> RunPlan:
     if not folder.is_dir():
-        raise Refused(
-            "there is no such folder", where=str(folder), fix="give the folder that `dflash plan --out` wrote"
-        )
+        what = "this is a file" if folder.exists() else "there is no such folder"
+        raise Refused(what, where=str(folder), fix="give the folder that `dflash plan --out` wrote")
     return load_plan(folder)
 
 
@@ -214,8 +263,13 @@ def _refuse_another_plan(folder: Path, snapshot: str, spec: BatchingSpec) -> Non
 
 
 def _spec(request: PlanRequest, samples: SampleLengths, cost: CostModel) -> BatchingSpec:
-    boundaries = optimise_boundaries(
-        length_statistics(samples), num_buckets=request.num_buckets, grid=request.grid, cost=cost
+    boundaries = choose_boundaries(
+        length_statistics(samples),
+        num_buckets=request.num_buckets,
+        grid=request.grid,
+        cost=cost,
+        objective="boundary",
+        token_budget=None,
     )
     return BatchingSpec(
         strategy=request.strategy,

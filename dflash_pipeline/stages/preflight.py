@@ -15,3 +15,14 @@ def check_recipe(recipe: Recipe) -> None:
     if prompts is not None and not prompts.is_file():
         raise Refused("there is no such file", where=str(prompts), fix="correct evaluation.prompts, or leave it out")
     check_device(recipe.training.device)
+    check_strategy(recipe)
+
+
+def check_strategy(recipe: Recipe) -> None:
+    """Refuse to train on documents end to end: attention here keeps rows apart, not documents inside a row."""
+    if recipe.batching.strategy == "varlen":
+        raise Refused(
+            "varlen lays documents end to end in one row, and training does not keep them apart yet",
+            where="batching.strategy",
+            fix="use window, which pads next to nothing; varlen can be planned with `dflash plan`",
+        )

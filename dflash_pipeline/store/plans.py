@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dflash_pipeline.contracts.batching import BatchingSpec
+from dflash_pipeline.contracts.batching import BatchingSpec, Layout
 from dflash_pipeline.contracts.errors import ContractBroken, Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.manifest import EpochManifest
@@ -37,12 +37,15 @@ SCHEMA = pa.schema(
         ("sample_ids", pa.large_list(pa.int64())),
     ]
 )
+SPEC_FILE = "spec.json"
 HEAD = b"dflash_manifest"
 """Key of the Parquet metadata that holds what is true of the whole epoch."""
 SEAL = b"sha256-of-this-file-with-zeros-here:"
 """Stands in the metadata before the file's own hash: a damaged byte is found before anything is decoded."""
 
 _UNSEALED = b"0" * 64
+_AGAIN = "make it again as it was made: with `dflash run`, or with `dflash plan` and the same options"
+"""Either writes what is missing or damaged anew, and the rest as it was."""
 
 
 def plan_folder(plans: Path, *, snapshot: str, spec: BatchingSpec) -> Path:
@@ -55,7 +58,16 @@ def epoch_file(folder: Path, epoch: int) -> Path:
 
 
 def save_spec(folder: Path, spec: BatchingSpec) -> None:
-    save_record(folder / "spec.json", spec)
+    save_record(folder / SPEC_FILE, spec)
+
+
+def check_spec(folder: Path, plan: RunPlan) -> None:
+    """Refuse a spec file that is gone, not a spec, or another than the sealed one."""
+    path = folder / SPEC_FILE
+    if not path.exists():
+        raise _damaged(path, "it is missing")
+    if load_record(path, BatchingSpec) != plan.spec:
+        raise _damaged(path, f"it is not the spec that plan {plan.fingerprint} sealed")
 
 
 def save_epoch(folder: Path, manifest: EpochManifest) -> None:
@@ -77,6 +89,7 @@ def save_epoch(folder: Path, manifest: EpochManifest) -> None:
         "num_corpus_samples": manifest.num_corpus_samples,
         "slots_per_step": manifest.slots_per_step,
         "token_budget": manifest.token_budget,
+        "layout": manifest.layout,
         "dropped": base64.b64encode(manifest.dropped.astype("<i8").tobytes()).decode(),
         "digest": manifest.digest(),
     }
@@ -93,13 +106,19 @@ def load_epoch(folder: Path, epoch: int) -> EpochManifest:
     path = epoch_file(folder, epoch)
     try:
         data = path.read_bytes()
-        if data != _sealed(data):
-            raise _damaged(path, "its bytes do not match the hash it was written with")
-        table = pq.read_table(pa.BufferReader(data))
+    except FileNotFoundError:
+        raise Refused("this epoch has no manifest", where=str(path), fix=_AGAIN) from None
+    except OSError as error:
+        raise _damaged(path, str(error)) from None
+    if data != _sealed(data):
+        raise _damaged(path, "its bytes do not match the hash it was written with")
+    try:
+        # On this thread: one of Arrow's own, that lets go of Python's bytes while Python ends, aborts the process.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
         head = json.loads((table.schema.metadata or {})[HEAD])
         manifest = _manifest(table, head)
-    except FileNotFoundError:
-        raise Refused("this epoch has no manifest", where=str(path), fix="materialise epoch_manifest") from None
+    except ContractBroken as broken:
+        raise _damaged(path, f"{broken.where}: {broken.what}") from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise _damaged(path, str(error)) from None
     if manifest.epoch != epoch:
@@ -183,6 +202,7 @@ def _manifest(table: pa.Table, head: dict[str, int | str]) -> EpochManifest:
         num_corpus_samples=int(head["num_corpus_samples"]),
         slots_per_step=slots,
         token_budget=int(head["token_budget"]),
+        layout=_layout(head),
         sample_ids=lists.flatten().to_numpy(),
         offsets=lists.offsets.to_numpy() - lists.offsets[0].as_py(),
         padded_length=column("padded_length"),
@@ -194,7 +214,9 @@ def _manifest(table: pa.Table, head: dict[str, int | str]) -> EpochManifest:
     )
 
 
+def _layout(head: dict[str, int | str]) -> Layout:
+    return "documents" if head["layout"] == "documents" else "rows"
+
+
 def _damaged(path: Path, why: str) -> ContractBroken:
-    return ContractBroken(
-        why, where=str(path), fix="materialise epoch_manifest again: it sets the file aside and rebuilds it"
-    )
+    return ContractBroken(why, where=str(path), fix=_AGAIN)

@@ -84,7 +84,7 @@ REFUSALS = {
     "backwards": (change("offsets", ints(0, 3, 2, 5, 6)), "epoch 3 step 0 slot 1: the micro-batch is empty"),
     "budget": (
         put("padded_length", (0, 0), 11),
-        "epoch 3 step 0 slot 0: 2 samples of 11 tokens exceed the token budget of 20",
+        "epoch 3 step 0 slot 0: 2 rows of 11 tokens exceed the token budget of 20",
     ),
     "more tokens than places": (put("num_tokens", (1, 0), 9), "epoch 3 step 1 slot 0: 9 real tokens in 2 samples"),
     "fewer tokens than samples": (put("num_tokens", (1, 0), 1), "epoch 3 step 1 slot 0: 1 real tokens in 2 samples"),

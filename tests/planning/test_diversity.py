@@ -74,7 +74,10 @@ def test_overall_efficiency_is_needed_over_paid(samples, spec, cost):
     for step in range(manifest.num_steps):
         of_rank = [0.0] * ranks
         for batch in manifest.step_batches(step):
-            of_rank[batch.slot % ranks] += price(batch.padded_length, batch.sample_ids.size, batch.supervised_tokens)
+            rows = samples.num_tokens[batch.sample_ids].tolist()
+            if batch.layout == "rows":
+                rows = [batch.padded_length] * len(rows)
+            of_rank[batch.slot % ranks] += sum(price(row, 1, 0) for row in rows) + price(0, 0, batch.supervised_tokens)
         paid += ranks * max(of_rank)
     needed = sum(
         price(int(samples.num_tokens[i]), 1, int(samples.num_supervised[i]))

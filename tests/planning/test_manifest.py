@@ -51,7 +51,7 @@ def test_scheduled_and_dropped_are_the_corpus(samples, spec, epoch):
     assert manifest.epoch == epoch
 
 
-@must_meet("full to the last token", "quadratic cost", "anchor cost")
+@must_meet("full to the last token", "quadratic cost", "anchor cost", "documents end to end")
 @with_corners()
 @given(corpora(), specs())
 def test_columns_say_what_the_samples_are(samples, spec):
@@ -65,13 +65,17 @@ def test_columns_say_what_the_samples_are(samples, spec):
         assert batch.padded_tokens <= spec.token_budget
         assert batch.num_tokens == tokens.sum()
         assert batch.supervised_tokens == samples.num_supervised[batch.sample_ids].sum()
+        rows = [batch.padded_length] * tokens.size
         if spec.padding == "boundary":
             assert batch.padded_length == min(b for b in spec.boundaries if b >= tokens.max())
-        else:
+        elif spec.layout == "rows":
             assert batch.padded_length == tokens.max()
-        one = batch.padded_length * (1 if quadratic is None else 1 + batch.padded_length / quadratic)
-        expected = one * batch.sample_ids.size + spec.cost.anchor_cost * batch.supervised_tokens
-        assert batch.cost == pytest.approx(expected)
+        else:
+            met("documents end to end")
+            assert batch.padded_length == batch.padded_tokens == tokens.sum()
+            rows = tokens.tolist()
+        expected = sum(row * (1 if quadratic is None else 1 + row / quadratic) for row in rows)
+        assert batch.cost == pytest.approx(expected + spec.cost.anchor_cost * batch.supervised_tokens)
 
 
 @must_meet("fillers", "several steps")

@@ -15,16 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_pipeline.contracts.batching import ORDER_VERSION, BatchingSpec
+from dflash_pipeline.contracts.batching import ORDER_VERSION, BatchingSpec, CostModel
+from dflash_pipeline.contracts.hashing import counter_hash
+from dflash_pipeline.planning.keys import Purpose, key_of, share_of, stream
 from dflash_pipeline.planning.manifest import build_epoch_manifest
-from dflash_pipeline.planning.order import Purpose, shuffled
+from dflash_pipeline.planning.order import shuffled
 from tests.strategies import samples_of
 
 GOLDEN = {
-    "sorted": ["f18100ab9801e921", "2acc6da22a6eb08d"],
-    "shuffle": ["1c5b03873eff2520", "02ad50c9069fd210"],
-    "bucket": ["c37b01bf3eae0f99", "cff94aed7a6d1f92"],
-    "bucket, static": ["78dcb5184f65d4a0", "f5fff4c0ee50d4ec"],
+    "sorted": ["4fa8c50f1ff43828", "1b3eb3df4d636984"],
+    "shuffle": ["93fcee1d09685305", "7f948d49f51a7e79"],
+    "bucket": ["3b82828e83d6eaf6", "4c7f22b1627c8f17"],
+    "bucket, static": ["eabd3061bc6ffc7a", "d394fdbef4fe274e"],
+    "window": ["5485b3adcb026217", "73cf1d3cc12a8d50"],
+    "window, accumulated": ["988c513e2fcea7c4", "5f1561bf12ba62ec"],
+    "varlen": ["5f09d61aa634a568", "ebad61668766d692"],
 }
 """Digests of epochs 0 and 1. Where one changes, raise `ORDER_VERSION`: no plan goes on in another order."""
 
@@ -35,6 +40,24 @@ SPECS = {
     "bucket": BatchingSpec(strategy="bucket", token_budget=300, slots_per_step=4, boundaries=(25, 60, 97), seed=11),
     "bucket, static": BatchingSpec(
         strategy="bucket", padding="boundary", token_budget=300, slots_per_step=4, boundaries=(25, 60, 97), seed=11
+    ),
+    "window": BatchingSpec(strategy="window", token_budget=300, slots_per_step=4, boundaries=(97,), seed=11),
+    "window, accumulated": BatchingSpec(
+        strategy="window",
+        token_budget=300,
+        slots_per_step=4,
+        micro_batches_per_rank=2,
+        boundaries=(97,),
+        cost=CostModel(quadratic_length=50.0, anchor_cost=0.25),
+        seed=11,
+    ),
+    "varlen": BatchingSpec(
+        strategy="varlen",
+        token_budget=300,
+        slots_per_step=4,
+        boundaries=(97,),
+        cost=CostModel(quadratic_length=50.0),
+        seed=11,
     ),
 }
 
@@ -49,7 +72,7 @@ def everything() -> dict[str, list[str]]:
 
 
 def test_digests_are_pinned():
-    assert (ORDER_VERSION, everything()) == (2, GOLDEN)
+    assert (ORDER_VERSION, everything()) == (3, GOLDEN)
 
 
 def test_threads_agree():
@@ -84,6 +107,27 @@ def test_epochs_and_seeds_give_other_orders(name):
     assert len(found) == 6
 
 
+@pytest.mark.parametrize("count", [1, 2, 4095, 20_000])
+def test_the_order_is_that_of_whole_hashes(count):
+    # Far above the size of a part, so that parts, digits and the last exchange all have work to do.
+    indices = np.arange(count) * 3 + 1
+    keys = counter_hash(5, (2 << 8) | Purpose.STEPS, indices)
+    expected = indices[np.argsort(keys, kind="stable")]
+    assert shuffled(indices, seed=5, epoch=2, purpose=Purpose.STEPS).tolist() == expected.tolist()
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 2**40))
+def test_compiled_keys_are_those_of_the_contract(seed, index):
+    assert key_of(stream(seed, 7, Purpose.SLOTS), index) == counter_hash(seed, (7 << 8) | 3, np.array([index]))[0]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 2**31 - 1))
+def test_shares_of_a_key_are_in_range_and_in_order(key, parts):
+    share = share_of(np.uint64(key), parts)
+    assert 0 <= share < parts
+    assert share <= share_of(np.uint64(min(key + 2**40, 2**64 - 1)), parts)
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.sets(st.integers(0, 10_000), min_size=1))
 def test_a_shuffle_holds_every_index_once_and_depends_on_each_value_alone(seed, epoch, members):
     indices = np.array(sorted(members))
@@ -102,7 +146,7 @@ def test_each_purpose_seed_and_epoch_draws_its_own():
         for epoch in (0, 1, 256)
         for purpose in Purpose
     ]
-    assert len({tuple(order) for order in orders}) == len(orders) == 18
+    assert len({tuple(order) for order in orders}) == len(orders) == 24
 
 
 def test_positions_are_shuffled_evenly():

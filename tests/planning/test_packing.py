@@ -7,12 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.planning.packing import (
-    Packing,
-    longest_of_each,
+    gather,
     pack_fixed,
     pack_in_order,
-    places,
-    reorder,
+    usable_ids,
 )
 from tests.strategies import met, must_meet
 
@@ -60,21 +58,10 @@ def test_fixed_sizes_leave_at_most_one_smaller_batch(num_samples, per_batch):
     assert all(0 < size <= per_batch for size in sizes)
 
 
-@given(lengths_lists, st.integers(30, 120), st.randoms())
-def test_reordering_keeps_every_micro_batch_together(lengths, budget, random):
-    lengths = ints(*lengths)
-    sizes = pack_in_order(lengths, token_budget=budget)
-    packing = Packing(
-        sample_ids=np.arange(lengths.size) + 100, sizes=sizes, padded_length=longest_of_each(lengths, sizes)
-    )
-    order = list(range(sizes.size))
-    random.shuffle(order)
-    moved = reorder(packing, np.array(order))
-    before = np.split(packing.sample_ids, np.cumsum(sizes)[:-1])
-    after = np.split(moved.sample_ids, np.cumsum(moved.sizes)[:-1])
-    assert [batch.tolist() for batch in after] == [before[m].tolist() for m in order]
-    assert moved.padded_length.tolist() == [max(lengths[batch - 100]) for batch in after]
+def test_runs_are_gathered_from_each_start():
+    assert gather(ints(*range(100, 120)), ints(5, 0, 9), ints(2, 3, 1)).tolist() == [105, 106, 100, 101, 102, 109]
+    assert gather(ints(7), ints(), ints()).tolist() == []
 
 
-def test_places_count_from_each_start():
-    assert places(ints(5, 0, 9), ints(2, 3, 1)).tolist() == [5, 6, 0, 1, 2, 9]
+def test_usable_samples_have_a_token_and_fit():
+    assert usable_ids(ints(0, 1, 9, 10, 11, 10), 10).tolist() == [1, 2, 3, 5]

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.planning.batches import Batches, weigh
 from dflash_pipeline.planning.packing import Packing, longest_of_each
-from dflash_pipeline.planning.steps import drop_tail, fill_steps
-from tests.strategies import met, must_meet, spec_of
+from dflash_pipeline.planning.steps import halve_to_full_steps, with_fillers, without_tail
+from tests.strategies import met, must_meet, samples_of, spec_of
 
 
 def packed(sizes: list[int], lengths: np.ndarray | None = None) -> tuple[Packing, np.ndarray]:
@@ -22,7 +23,16 @@ def packed(sizes: list[int], lengths: np.ndarray | None = None) -> tuple[Packing
     return Packing(sample_ids=ids, sizes=counts, padded_length=longest_of_each(lengths, counts)), lengths
 
 
-def batches(packing: Packing) -> list[list[int]]:
+def fill_steps(packing: Packing, lengths: np.ndarray, spec: BatchingSpec) -> tuple[Batches, np.ndarray]:
+    halved = halve_to_full_steps(packing, lengths, spec)
+    return with_fillers(weigh(halved, samples_of(lengths.tolist()), spec), spec)
+
+
+def drop_tail(packing: Packing, spec: BatchingSpec) -> tuple[Batches, np.ndarray]:
+    return without_tail(weigh(packing, samples_of([1] * packing.sample_ids.size), spec), spec)
+
+
+def batches(packing: Packing | Batches) -> list[list[int]]:
     return [part.tolist() for part in np.split(packing.sample_ids, np.cumsum(packing.sizes)[:-1])]
 
 
@@ -74,6 +84,14 @@ def test_halves_of_a_static_shape_keep_their_boundary():
     filled, _ = fill_steps(packing, lengths, spec)
     assert batches(filled) == [[0, 1], [4], [2, 3]]
     assert filled.padded_length.tolist() == [10, 20, 10]
+
+
+def test_halves_of_documents_are_rows_of_their_own_tokens():
+    packing, lengths = packed([4, 1], np.array([7, 1, 2, 3, 9]))
+    packing = Packing(sample_ids=packing.sample_ids, sizes=packing.sizes, padded_length=np.array([13, 9]))
+    filled, _ = fill_steps(packing, lengths, spec_of("varlen", slots_per_step=3))
+    assert batches(filled) == [[0, 1], [4], [2, 3]]
+    assert filled.padded_length.tolist() == [8, 9, 5]
 
 
 def test_fillers_copy_the_cheapest():

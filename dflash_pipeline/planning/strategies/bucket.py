@@ -9,26 +9,32 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_pipeline.contracts.batching import BatchingSpec
-from dflash_pipeline.planning.order import Purpose, shuffled
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_fixed, pack_in_order, reorder
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.planning.batches import Batches
+from dflash_pipeline.planning.keys import Purpose
+from dflash_pipeline.planning.order import shuffled
+from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_fixed, pack_in_order, usable_ids
 
 
-def pack(sample_ids: Ints, lengths: Ints, spec: BatchingSpec, epoch: int) -> Packing:
-    order = np.searchsorted(sample_ids, shuffled(sample_ids, seed=spec.seed, epoch=epoch, purpose=Purpose.SAMPLES))
-    ids, lengths = sample_ids[order], lengths[order]
+def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
+    ids = usable_ids(samples.num_tokens, longest)
+    ids = shuffled(ids, seed=spec.seed, epoch=epoch, purpose=Purpose.SAMPLES)
+    lengths = samples.num_tokens[ids]
     bucket_of = np.searchsorted(spec.boundaries, lengths)
     packings = [
         _pack_bucket(ids[members], lengths[members], spec, boundary)
         for index, boundary in enumerate(spec.boundaries)
         if (members := np.flatnonzero(bucket_of == index)).size
     ]
-    together = Packing(
+    return Packing(
         sample_ids=np.concatenate([p.sample_ids for p in packings]),
         sizes=np.concatenate([p.sizes for p in packings]),
         padded_length=np.concatenate([p.padded_length for p in packings]),
     )
-    batches = np.arange(together.sizes.size)
-    return reorder(together, shuffled(batches, seed=spec.seed, epoch=epoch, purpose=Purpose.MICRO_BATCHES))
+
+
+def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:
+    return shuffled(np.arange(batches.sizes.size), seed=spec.seed, epoch=epoch, purpose=Purpose.MICRO_BATCHES)
 
 
 def _pack_bucket(ids: Ints, lengths: Ints, spec: BatchingSpec, boundary: int) -> Packing:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_pipeline.contracts.batching import BatchingSpec
-from dflash_pipeline.planning.order import Purpose, shuffled
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_in_order
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.planning.batches import Batches
+from dflash_pipeline.planning.keys import Purpose
+from dflash_pipeline.planning.order import shuffled
+from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_in_order, usable_ids
 
 
-def pack(sample_ids: Ints, lengths: Ints, spec: BatchingSpec, epoch: int) -> Packing:
-    order = np.searchsorted(sample_ids, shuffled(sample_ids, seed=spec.seed, epoch=epoch, purpose=Purpose.SAMPLES))
-    sizes = pack_in_order(lengths[order], token_budget=spec.token_budget)
-    return Packing(sample_ids=sample_ids[order], sizes=sizes, padded_length=longest_of_each(lengths[order], sizes))
+def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
+    ids = usable_ids(samples.num_tokens, longest)
+    ids = shuffled(ids, seed=spec.seed, epoch=epoch, purpose=Purpose.SAMPLES)
+    lengths = samples.num_tokens[ids]
+    sizes = pack_in_order(lengths, token_budget=spec.token_budget)
+    return Packing(sample_ids=ids, sizes=sizes, padded_length=longest_of_each(lengths, sizes))
+
+
+def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:
+    return np.arange(batches.sizes.size)

@@ -8,21 +8,27 @@ from __future__ import annotations
 import numpy as np
 
 from dflash_pipeline.contracts.batching import BatchingSpec
-from dflash_pipeline.planning.order import Purpose, shuffled
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_in_order, reorder
+from dflash_pipeline.contracts.corpus import SampleLengths
+from dflash_pipeline.planning.batches import Batches
+from dflash_pipeline.planning.keys import Purpose
+from dflash_pipeline.planning.order import shuffled
+from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_in_order, usable_ids
 
 
-def pack(sample_ids: Ints, lengths: Ints, spec: BatchingSpec, epoch: int) -> Packing:
-    order = np.argsort(lengths, kind="stable")
-    sizes = pack_in_order(lengths[order], token_budget=spec.token_budget)
-    packing = Packing(sample_ids=sample_ids[order], sizes=sizes, padded_length=longest_of_each(lengths[order], sizes))
-    return reorder(packing, _steps_shuffled(sizes.size, spec, epoch))
+def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
+    ids = usable_ids(samples.num_tokens, longest)
+    ids = ids[np.argsort(samples.num_tokens[ids], kind="stable")]
+    lengths = samples.num_tokens[ids]
+    sizes = pack_in_order(lengths, token_budget=spec.token_budget)
+    return Packing(sample_ids=ids, sizes=sizes, padded_length=longest_of_each(lengths, sizes))
 
 
-def _steps_shuffled(num_batches: int, spec: BatchingSpec, epoch: int) -> Ints:
-    """Groups of `slots_per_step` neighbours in random order; an unfilled one stays last, for the tail rule."""
-    full = num_batches // spec.slots_per_step
+def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:
+    """Groups of `slots_per_step` neighbours in random order; those that fill no step come last, of any length."""
+    slots, count = spec.slots_per_step, batches.sizes.size
+    full, rest = divmod(count, slots)
+    places = shuffled(np.arange(full + 1), seed=spec.seed, epoch=epoch, purpose=Purpose.SLOTS)
+    last = np.arange(rest) + places[0] * slots
     steps = shuffled(np.arange(full), seed=spec.seed, epoch=epoch, purpose=Purpose.STEPS)
-    slots = np.arange(spec.slots_per_step)
-    head = (steps[:, None] * spec.slots_per_step + slots).ravel()
-    return np.concatenate((head, np.arange(full * spec.slots_per_step, num_batches)))
+    groups = np.delete(np.arange(count), last).reshape(full, slots)
+    return np.concatenate((groups[steps].ravel(), last))

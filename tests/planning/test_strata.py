@@ -1,0 +1,53 @@
+"""Steps hold one micro-batch of each stratum of lengths, of like cost; ranks have sums alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.planning.strata import balanced_slots, stratified
+from tests.strategies import spec_of
+
+
+def steps_of(lengths: list[int], costs: list[float], slots: int, epoch: int = 0) -> list[list[int]]:
+    order = stratified(np.array(lengths), np.array(costs), spec_of("window", slots_per_step=slots), epoch)
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    full = len(lengths) // slots * slots
+    return order[:full].reshape(-1, slots).tolist()
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 7), st.integers(0, 3))
+def test_each_step_takes_one_of_each_stratum(lengths, slots, epoch):
+    steps = steps_of(lengths, [float(x) for x in lengths], slots, epoch)
+    ranked = np.sort(np.array([sorted(lengths[m] for m in step) for step in steps]).reshape(-1, slots), axis=0)
+    # Column by column the strata do not overlap: the longest of one is at most the shortest of the next.
+    assert all(ranked[-1, s] <= ranked[0, s + 1] for s in range(slots - 1) if len(steps))
+
+
+def test_inside_a_stratum_costs_of_one_rank_meet():
+    # Two strata of lengths; in each the costs 1, 2, 3, in another order.
+    steps = steps_of([10, 10, 10, 20, 20, 20], [1.0, 2.0, 3.0, 3.0, 1.0, 2.0], 2)
+    assert sorted(sorted(step) for step in steps) == [[0, 4], [1, 5], [2, 3]]
+
+
+def test_what_fills_no_step_is_taken_from_all_lengths():
+    lengths = list(range(1, 102))
+    order = stratified(np.array(lengths), np.ones(101), spec_of("window", slots_per_step=11), 0)
+    left = sorted(lengths[m] for m in order[99:].tolist())
+    assert len(left) == 2
+    assert left[0] < 40 < 60 < left[1]
+
+
+def test_ranks_have_sums_alike_and_none_the_dearest_each_time():
+    spec = replace(spec_of("window", slots_per_step=8), micro_batches_per_rank=2)
+    costs = np.tile(np.array([8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]), 100)
+    table = balanced_slots(np.arange(800).reshape(100, 8), costs, spec, epoch=0)
+    assert sorted(table.ravel().tolist()) == list(range(800))
+    # Rank r runs slots r and r + 4.
+    sums = costs[table].reshape(100, 2, 4).sum(axis=1)
+    assert (sums == 9.0).all()
+    dearest = costs[table].reshape(100, 2, 4)[:, 0].argmax(axis=1)
+    assert np.bincount(dearest, minlength=4).min() > 10

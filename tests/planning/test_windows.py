@@ -1,0 +1,54 @@
+"""Windows: every usable sample once, longest first, and nobody's place depends on who else is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_pipeline.contracts.hashing import counter_hash
+from dflash_pipeline.planning import windows
+from dflash_pipeline.planning.keys import Purpose, stream
+from dflash_pipeline.planning.windows import random_windows
+
+BASE = stream(3, 1, Purpose.SAMPLES)
+
+
+def read_only(lengths: list[int]) -> np.ndarray:
+    column = np.array(lengths, dtype=np.int64)
+    column.setflags(write=False)
+    return column
+
+
+def windows_of(lengths: np.ndarray, longest: int) -> list[np.ndarray]:
+    found = random_windows(lengths, longest=longest, base=BASE)
+    return np.split(found.sample_ids, found.starts[1:-1])
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=80), st.integers(1, 50))
+def test_a_window_holds_the_usable_samples_longest_first(lengths, longest):
+    column = read_only(lengths)
+    [window] = windows_of(column, longest)
+    assert sorted(window.tolist()) == [i for i, x in enumerate(lengths) if 0 < x <= longest]
+    assert (np.diff(column[window]) <= 0).all()
+
+
+@pytest.mark.parametrize("samples_a_window", [500, 20])
+def test_a_window_is_an_equal_share_of_the_keys(monkeypatch, samples_a_window):
+    # 1,000 windows are more than one chunk: those are scattered in two passes.
+    monkeypatch.setattr(windows, "SAMPLES_A_WINDOW", samples_a_window)
+    found = windows_of(read_only([1 + i * 7919 % 97 for i in range(20_000)]), 97)
+    keys = counter_hash(3, (1 << 8) | Purpose.SAMPLES, np.arange(20_000))
+    share = ((keys >> np.uint64(32)) * np.uint64(len(found))) >> np.uint64(32)
+    assert len(found) == 20_000 // samples_a_window
+    assert [sorted(window.tolist()) for window in found] == [
+        np.flatnonzero(share == np.uint64(w)).tolist() for w in range(len(found))
+    ]
+
+
+def test_samples_of_one_length_are_shuffled():
+    [window] = windows_of(read_only([7] * 1000), 7)
+    steps = np.abs(np.diff(window))
+    assert sorted(window.tolist()) == list(range(1000))
+    assert np.median(steps) > 100
