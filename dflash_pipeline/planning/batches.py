@@ -18,6 +18,7 @@ class Batches:
     """A packing, and of each of its micro-batches tokens, supervised tokens and cost."""
 
     sample_ids: Ints
+    starts: Ints
     sizes: Ints
     padded_length: Ints
     num_tokens: Ints
@@ -31,6 +32,7 @@ def weigh(packing: Packing, samples: SampleLengths, spec: BatchingSpec) -> Batch
     squares = np.zeros(packing.sizes.size)
     _add_up(
         packing.sample_ids,
+        packing.starts,
         packing.sizes,
         samples.num_tokens,
         samples.num_supervised,
@@ -45,6 +47,7 @@ def weigh(packing: Packing, samples: SampleLengths, spec: BatchingSpec) -> Batch
     )
     return Batches(
         sample_ids=packing.sample_ids,
+        starts=packing.starts,
         sizes=packing.sizes,
         padded_length=packing.padded_length,
         num_tokens=num_tokens,
@@ -55,22 +58,29 @@ def weigh(packing: Packing, samples: SampleLengths, spec: BatchingSpec) -> Batch
 
 def taken(batches: Batches, order: Ints) -> Batches:
     """These micro-batches, in this order; one may be asked for more than once, or left out."""
-    columns = {f.name: getattr(batches, f.name)[order] for f in fields(Batches) if f.name != "sample_ids"}
-    starts = starts_of(batches.sizes)[order]
-    return Batches(sample_ids=gather(batches.sample_ids, starts, columns["sizes"]), **columns)
+    columns = {
+        f.name: getattr(batches, f.name)[order] for f in fields(Batches) if f.name not in ("sample_ids", "starts")
+    }
+    ids = gather(batches.sample_ids, batches.starts[order], columns["sizes"])
+    return Batches(sample_ids=ids, starts=starts_of(columns["sizes"]), **columns)
 
 
 @compiled
 def _add_up(
-    ids: Ints, sizes: Ints, lengths: Ints, supervised: Ints, num_tokens: Ints, num_supervised: Ints, squares: Floats
+    ids: Ints,
+    starts: Ints,
+    sizes: Ints,
+    lengths: Ints,
+    supervised: Ints,
+    num_tokens: Ints,
+    num_supervised: Ints,
+    squares: Floats,
 ) -> None:
-    at = 0
     for m in range(sizes.size):
         tokens, trained, square = 0, 0, 0.0
-        for i in range(at, at + sizes[m]):
+        for i in range(starts[m], starts[m] + sizes[m]):
             length = lengths[ids[i]]
             tokens += length
             trained += supervised[ids[i]]
             square += np.float64(length) * np.float64(length)
         num_tokens[m], num_supervised[m], squares[m] = tokens, trained, square
-        at += sizes[m]

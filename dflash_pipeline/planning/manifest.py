@@ -8,7 +8,7 @@ from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
-from dflash_pipeline.planning.batches import taken, weigh
+from dflash_pipeline.planning.batches import Batches, taken, weigh
 from dflash_pipeline.planning.packing import Ints
 from dflash_pipeline.planning.steps import halve_to_full_steps, with_fillers, without_tail
 from dflash_pipeline.planning.strategies import STRATEGIES
@@ -23,14 +23,9 @@ def build_epoch_manifest(samples: SampleLengths, spec: BatchingSpec, *, epoch: i
     Samples without a token are listed as dropped; those above the token budget are refused by name, or dropped, as
     the spec says; with `tail: drop` so are those of an unfilled last step. Everything else is scheduled once.
     """
-    rules, lengths = STRATEGIES[spec.strategy], samples.num_tokens
-    longest = _longest_usable(samples, spec)
-    packing = rules.pack(samples, longest, spec, epoch)
-    if spec.tail == "fill":
-        packing = halve_to_full_steps(packing, lengths, spec)
-    batches = weigh(packing, samples, spec)
-    batches = taken(batches, rules.arrange(batches, spec, epoch))
-    dropped = np.flatnonzero((lengths < 1) | (lengths > longest))
+    longest, lengths = _longest_usable(samples, spec), samples.num_tokens
+    batches = _in_order(samples, longest, spec, epoch)
+    dropped = _unusable(lengths, longest)
     if spec.tail == "drop":
         batches, tail = without_tail(batches, spec)
         dropped = np.union1d(dropped, tail)
@@ -53,6 +48,16 @@ def build_epoch_manifest(samples: SampleLengths, spec: BatchingSpec, *, epoch: i
     )
 
 
+def _in_order(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Batches:
+    """The strategy's micro-batches as they are served; those that fill no step come last."""
+    rules = STRATEGIES[spec.strategy]
+    packing = rules.pack(samples, longest, spec, epoch)
+    if spec.tail == "fill":
+        packing = halve_to_full_steps(packing, samples.num_tokens, spec)
+    batches = weigh(packing, samples, spec)
+    return taken(batches, rules.arrange(batches, spec, epoch))
+
+
 def _longest_usable(samples: SampleLengths, spec: BatchingSpec) -> int:
     """The longest sample that can be scheduled; refuses when the spec wants longer ones refused, or nothing is left."""
     lengths = samples.num_tokens
@@ -73,13 +78,20 @@ def _longest_usable(samples: SampleLengths, spec: BatchingSpec) -> int:
             where="batching.token_budget",
             fix="raise the budget, lower data.max_length so that they are truncated, or set batching.overlong: drop",
         )
-    if not ((lengths > 0) & (lengths <= longest)).any():
+    if _unusable(lengths, longest).size == lengths.size:
         raise Refused(
             f"none of {lengths.size} samples has a token and fits the budget of {spec.token_budget}",
             where="batching",
             fix="look at the lengths and raise the budget",
         )
     return longest
+
+
+def _unusable(lengths: Ints, longest: int) -> Ints:
+    """Ids of samples without a token or above `longest`, ascending."""
+    if lengths.min() > 0 and lengths.max() <= longest:
+        return np.empty(0, dtype=np.int64)
+    return np.flatnonzero((lengths < 1) | (lengths > longest))
 
 
 def _named(ids: Ints) -> str:

@@ -15,14 +15,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Packing:
-    """Micro-batches one after another: number m holds the next `sizes[m]` of `sample_ids`.
+    """Micro-batches: number m holds the `sizes[m]` sample ids from place `starts[m]` on, and no two share a place.
 
     `padded_length[m]` is the length of its rows: one row a sample, or, with documents end to end, a single one.
     """
 
     sample_ids: Ints
+    starts: Ints
     sizes: Ints
     padded_length: Ints
+
+
+def one_after_another(sample_ids: Ints, sizes: Ints, padded_length: Ints) -> Packing:
+    """Micro-batches of these sizes in the order of `sample_ids`."""
+    return Packing(sample_ids=sample_ids, starts=starts_of(sizes), sizes=sizes, padded_length=padded_length)
 
 
 def usable_ids(lengths: Ints, longest: int) -> Ints:

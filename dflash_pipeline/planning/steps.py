@@ -22,22 +22,22 @@ def halve_to_full_steps(packing: Packing, lengths: Ints, spec: BatchingSpec) -> 
     times = -packing.sizes.size % spec.slots_per_step
     if not times:
         return packing
-    sizes, starts, origins = _halved(packing.sizes, times)
-    ids = gather(packing.sample_ids, starts, sizes)
+    sizes, starts, origins = _halved(packing, times)
     padded_length = packing.padded_length[origins]
     if spec.padding == "batch-max":
         halved = np.flatnonzero(sizes != packing.sizes[origins])
         of_halved = lengths[gather(packing.sample_ids, starts[halved], sizes[halved])]
         reduce = np.add if spec.layout == "documents" else np.maximum
         padded_length[halved] = reduce.reduceat(of_halved, starts_of(sizes[halved])) if halved.size else 0
-    return Packing(sample_ids=ids, sizes=sizes, padded_length=padded_length)
+    return Packing(sample_ids=packing.sample_ids, starts=starts, sizes=sizes, padded_length=padded_length)
 
 
-def _halved(sizes: Ints, times: int) -> tuple[Ints, Ints, Ints]:
+def _halved(packing: Packing, times: int) -> tuple[Ints, Ints, Ints]:
     """Sizes after the halving, where each micro-batch starts, and which one it comes from."""
+    sizes = packing.sizes
     # No more than `times` of them are halved, so the largest `times` are all that need be looked at.
     candidates = np.argsort(-sizes, kind="stable")[:times].tolist()
-    starts, cuts = starts_of(sizes), sizes.copy()
+    starts, cuts = packing.starts, sizes.copy()
     added = 0
     # Of each: size, start, and which one it comes from.
     held = {m: (int(sizes[m]), int(starts[m]), m) for m in candidates}
@@ -89,5 +89,5 @@ def without_tail(batches: Batches, spec: BatchingSpec) -> tuple[Batches, Ints]:
             where="batching.tail",
             fix="use tail: fill, or fewer slots per step",
         )
-    left_out = batches.sample_ids[int(batches.sizes[:kept].sum()) :]
+    left_out = taken(batches, np.arange(kept, count)).sample_ids
     return taken(batches, np.arange(kept)), np.sort(left_out)

@@ -13,7 +13,7 @@ import numpy as np
 
 from dflash_pipeline.planning.compiled import compiled
 from dflash_pipeline.planning.keys import key_of, share_of
-from dflash_pipeline.planning.packing import Ints
+from dflash_pipeline.planning.packing import Ints, usable_ids
 from dflash_pipeline.planning.radix import sort_with
 
 SAMPLES_A_WINDOW = 14_000
@@ -33,7 +33,7 @@ class Windows:
 
 def random_windows(lengths: Ints, *, longest: int, base: np.uint64) -> Windows:
     """Windows over all samples of 1 to `longest` tokens; `lengths` are indexed by sample id, `base` is a `stream`."""
-    usable = int(((lengths > 0) & (lengths <= longest)).sum())
+    usable = usable_ids(lengths, longest).size if lengths.min() < 1 or lengths.max() > longest else lengths.size
     num_windows = max(1, round(usable / SAMPLES_A_WINDOW))
     ids, starts = _scatter(lengths, longest, base, num_windows)
     _sort_windows(ids, starts, lengths, longest, base)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import CostModel
 from dflash_pipeline.planning.batches import taken, weigh
-from dflash_pipeline.planning.packing import Packing
+from dflash_pipeline.planning.packing import Packing, one_after_another
 from tests.strategies import costs, samples_of, spec_of
 
 sizes_of_batches = st.lists(st.integers(1, 6), min_size=1, max_size=12)
@@ -20,7 +20,7 @@ sizes_of_batches = st.lists(st.integers(1, 6), min_size=1, max_size=12)
 def packed(sizes: list[int], padded_length: int = 40) -> Packing:
     counts = np.array(sizes, dtype=np.int64)
     ids = np.arange(counts.sum())[::-1].copy()
-    return Packing(sample_ids=ids, sizes=counts, padded_length=np.full(counts.size, padded_length, dtype=np.int64))
+    return one_after_another(ids, counts, np.full(counts.size, padded_length, dtype=np.int64))
 
 
 def one_by_one(length: int, supervised: int, cost: CostModel) -> float:

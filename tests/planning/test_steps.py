@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.planning.batches import Batches, weigh
-from dflash_pipeline.planning.packing import Packing, longest_of_each
+from dflash_pipeline.planning.packing import Packing, longest_of_each, one_after_another
 from dflash_pipeline.planning.steps import halve_to_full_steps, with_fillers, without_tail
 from tests.strategies import met, must_meet, samples_of, spec_of
 
@@ -20,7 +20,7 @@ def packed(sizes: list[int], lengths: np.ndarray | None = None) -> tuple[Packing
     counts = np.array(sizes, dtype=np.int64)
     lengths = np.arange(1, counts.sum() + 1) if lengths is None else lengths
     ids = np.arange(counts.sum())
-    return Packing(sample_ids=ids, sizes=counts, padded_length=longest_of_each(lengths, counts)), lengths
+    return one_after_another(ids, counts, longest_of_each(lengths, counts)), lengths
 
 
 def fill_steps(packing: Packing, lengths: np.ndarray, spec: BatchingSpec) -> tuple[Batches, np.ndarray]:
@@ -33,7 +33,8 @@ def drop_tail(packing: Packing, spec: BatchingSpec) -> tuple[Batches, np.ndarray
 
 
 def batches(packing: Packing | Batches) -> list[list[int]]:
-    return [part.tolist() for part in np.split(packing.sample_ids, np.cumsum(packing.sizes)[:-1])]
+    runs = zip(packing.starts.tolist(), packing.sizes.tolist(), strict=True)
+    return [packing.sample_ids[start : start + size].tolist() for start, size in runs]
 
 
 def slots(n: int, **changes: object) -> BatchingSpec:
@@ -79,7 +80,7 @@ def test_of_equals_the_first_is_halved():
 
 def test_halves_of_a_static_shape_keep_their_boundary():
     packing, lengths = packed([4, 1])
-    packing = Packing(sample_ids=packing.sample_ids, sizes=packing.sizes, padded_length=np.array([10, 20]))
+    packing = one_after_another(packing.sample_ids, packing.sizes, np.array([10, 20]))
     spec = BatchingSpec(strategy="bucket", padding="boundary", token_budget=40, slots_per_step=3, boundaries=(10, 20))
     filled, _ = fill_steps(packing, lengths, spec)
     assert batches(filled) == [[0, 1], [4], [2, 3]]
@@ -88,7 +89,7 @@ def test_halves_of_a_static_shape_keep_their_boundary():
 
 def test_halves_of_documents_are_rows_of_their_own_tokens():
     packing, lengths = packed([4, 1], np.array([7, 1, 2, 3, 9]))
-    packing = Packing(sample_ids=packing.sample_ids, sizes=packing.sizes, padded_length=np.array([13, 9]))
+    packing = one_after_another(packing.sample_ids, packing.sizes, np.array([13, 9]))
     filled, _ = fill_steps(packing, lengths, spec_of("varlen", slots_per_step=3))
     assert batches(filled) == [[0, 1], [4], [2, 3]]
     assert filled.padded_length.tolist() == [8, 9, 5]
@@ -140,7 +141,7 @@ def test_dropping_keeps_the_full_steps(sizes, slots_per_step):
 
 
 def test_dropped_ids_ascend():
-    packing = Packing(sample_ids=np.array([3, 1, 2, 0]), sizes=np.array([1, 1, 2]), padded_length=np.ones(3, np.int64))
+    packing = one_after_another(np.array([3, 1, 2, 0]), np.array([1, 1, 2]), np.ones(3, np.int64))
     head, dropped = drop_tail(packing, slots(2))
     assert head.sample_ids.tolist() == [3, 1]
     assert dropped.tolist() == [0, 2]

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dflash_pipeline.contracts.batching import Strategy
+from dflash_pipeline.contracts.batching import CostModel, Strategy
+from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest
-from dflash_pipeline.planning.diversity import overall_efficiency
+from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.planning.strategies import STRATEGIES
 from tests.strategies import MAX_LENGTH, corpora, met, must_meet, samples_of, spec_of
@@ -119,3 +120,95 @@ def test_static_shapes_are_one_a_bucket_but_for_the_rest(budget):
         sizes = manifest.batch_sizes[manifest.padded_length == boundary]
         assert sizes.max() == budget // boundary
         assert (sizes < sizes.max()).sum() <= 1
+
+
+def padded_share(manifest: EpochManifest) -> float:
+    return manifest.summary().padding_efficiency
+
+
+def longer_corpus(count: int = 30_000) -> SampleLengths:
+    """Log-normal lengths with a spike at the longest, as truncated conversations have."""
+    lengths = np.exp(np.random.default_rng(1).normal(6.0, 0.7, count)).astype(np.int64)
+    return samples_of(np.clip(lengths, 16, 2048).tolist())
+
+
+LARGE = replace(
+    spec_of("window", token_budget=8192, slots_per_step=8, boundaries=(256, 512, 1024, 2048)),
+    cost=CostModel(quadratic_length=6144.0),
+)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> SampleLengths:
+    return longer_corpus()
+
+
+def test_window_pads_next_to_nothing_and_makes_no_rank_wait(corpus):
+    manifest = build_epoch_manifest(corpus, LARGE, epoch=0)
+    assert padded_share(manifest) > 0.99
+    assert overall_efficiency(manifest, corpus, LARGE.cost, num_ranks=8) > 0.96
+
+
+def test_window_draws_new_companions_and_steps_that_resemble_the_corpus(corpus):
+    # Two windows of so few samples: half of a sample's companions stay with it, the other half may sort in between.
+    first, second = (build_epoch_manifest(corpus, LARGE, epoch=epoch) for epoch in (0, 1))
+    ordered = build_epoch_manifest(corpus, replace(LARGE, strategy="sorted"), epoch=0)
+    drawn = build_epoch_manifest(corpus, replace(LARGE, strategy="shuffle"), epoch=0)
+    assert pair_repetition(first, second) < 0.4
+    assert length_distance(first, corpus) < min(length_distance(drawn, corpus), length_distance(ordered, corpus) / 4)
+
+
+def test_window_counts_the_cost_of_supervised_tokens(corpus):
+    supervised = np.where(np.arange(corpus.num_tokens.size) % 2 == 0, corpus.num_tokens, 0)
+    weighted = SampleLengths(snapshot="snapshot", num_tokens=corpus.num_tokens, num_supervised=supervised)
+    spec = replace(LARGE, cost=CostModel(anchor_cost=3.0))
+    blind = build_epoch_manifest(corpus, replace(LARGE, cost=CostModel()), epoch=0)
+    seeing = build_epoch_manifest(weighted, spec, epoch=0)
+    assert seeing.cost.max() <= 1.5 * spec.token_budget
+    assert overall_efficiency(seeing, weighted, spec.cost, num_ranks=8) > overall_efficiency(
+        blind, weighted, spec.cost, num_ranks=8
+    )
+
+
+def test_varlen_pads_nothing_and_levels_out_ranks(corpus):
+    spec = replace(LARGE, strategy="varlen")
+    manifest = build_epoch_manifest(corpus, spec, epoch=0)
+    assert padded_share(manifest) == 1.0
+    assert manifest.padded_tokens.max() <= spec.token_budget
+    assert overall_efficiency(manifest, corpus, spec.cost, num_ranks=8) > 0.993
+
+
+def test_varlen_steps_resemble_the_corpus_more_than_random_draws(corpus):
+    spec = replace(LARGE, strategy="varlen")
+    first, second = (build_epoch_manifest(corpus, spec, epoch=epoch) for epoch in (0, 1))
+    per_step = round(corpus.num_tokens.size / first.num_steps)
+    order = np.random.default_rng(0).permutation(corpus.num_tokens.size)
+    whole = order.size // per_step * per_step
+    assert pair_repetition(first, second) < 0.005
+    assert length_distance(first, corpus) < 0.5 * distance_of_draws(corpus, order[:whole].reshape(-1, per_step))
+
+
+def distance_of_draws(corpus: SampleLengths, steps: np.ndarray) -> float:
+    """The same distance for steps given as samples, by the plain definition."""
+    unique = np.unique(corpus.num_tokens)
+    widths = np.diff(unique, append=unique[-1])
+
+    def law(lengths: np.ndarray) -> np.ndarray:
+        weights = np.bincount(np.searchsorted(unique, lengths), weights=lengths, minlength=unique.size)
+        return np.cumsum(weights) / weights.sum()
+
+    whole = law(corpus.num_tokens)
+    return float(np.mean([(np.abs(law(corpus.num_tokens[step]) - whole) * widths).sum() for step in steps]))
+
+
+@pytest.mark.parametrize("quadratic_length", [None, 50.0])
+def test_varlen_leaves_for_the_next_step_what_has_no_room(quadratic_length):
+    # Two of 60 do not fit 100 tokens together, so a step has room for one a slot, whatever its share of the cost.
+    samples = samples_of([60] * 21)
+    spec = replace(
+        spec_of("varlen", token_budget=100, slots_per_step=4), cost=CostModel(quadratic_length=quadratic_length)
+    )
+    manifest = build_epoch_manifest(samples, spec, epoch=0)
+    assert manifest.num_steps == 6
+    assert manifest.filler.sum() == 3
+    assert (manifest.batch_sizes == 1).all()

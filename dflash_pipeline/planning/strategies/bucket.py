@@ -13,7 +13,15 @@ from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.planning.batches import Batches
 from dflash_pipeline.planning.keys import Purpose
 from dflash_pipeline.planning.order import shuffled
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_fixed, pack_in_order, usable_ids
+from dflash_pipeline.planning.packing import (
+    Ints,
+    Packing,
+    longest_of_each,
+    one_after_another,
+    pack_fixed,
+    pack_in_order,
+    usable_ids,
+)
 
 
 def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
@@ -26,10 +34,10 @@ def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -
         for index, boundary in enumerate(spec.boundaries)
         if (members := np.flatnonzero(bucket_of == index)).size
     ]
-    return Packing(
-        sample_ids=np.concatenate([p.sample_ids for p in packings]),
-        sizes=np.concatenate([p.sizes for p in packings]),
-        padded_length=np.concatenate([p.padded_length for p in packings]),
+    return one_after_another(
+        np.concatenate([p.sample_ids for p in packings]),
+        np.concatenate([p.sizes for p in packings]),
+        np.concatenate([p.padded_length for p in packings]),
     )
 
 
@@ -40,6 +48,6 @@ def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:
 def _pack_bucket(ids: Ints, lengths: Ints, spec: BatchingSpec, boundary: int) -> Packing:
     if spec.padding == "boundary":
         sizes = pack_fixed(ids.size, per_batch=spec.token_budget // boundary)
-        return Packing(sample_ids=ids, sizes=sizes, padded_length=np.full(sizes.size, boundary, dtype=np.int64))
+        return one_after_another(ids, sizes, np.full(sizes.size, boundary, dtype=np.int64))
     sizes = pack_in_order(lengths, token_budget=spec.token_budget)
-    return Packing(sample_ids=ids, sizes=sizes, padded_length=longest_of_each(lengths, sizes))
+    return one_after_another(ids, sizes, longest_of_each(lengths, sizes))

@@ -12,7 +12,14 @@ from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.planning.batches import Batches
 from dflash_pipeline.planning.keys import Purpose
 from dflash_pipeline.planning.order import shuffled
-from dflash_pipeline.planning.packing import Ints, Packing, longest_of_each, pack_in_order, usable_ids
+from dflash_pipeline.planning.packing import (
+    Ints,
+    Packing,
+    longest_of_each,
+    one_after_another,
+    pack_in_order,
+    usable_ids,
+)
 
 
 def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
@@ -20,7 +27,7 @@ def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -
     ids = ids[np.argsort(samples.num_tokens[ids], kind="stable")]
     lengths = samples.num_tokens[ids]
     sizes = pack_in_order(lengths, token_budget=spec.token_budget)
-    return Packing(sample_ids=ids, sizes=sizes, padded_length=longest_of_each(lengths, sizes))
+    return one_after_another(ids, sizes, longest_of_each(lengths, sizes))
 
 
 def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:

@@ -14,7 +14,7 @@ from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.planning.batches import Batches
 from dflash_pipeline.planning.compiled import compiled
 from dflash_pipeline.planning.keys import Purpose, stream
-from dflash_pipeline.planning.packing import Ints, Packing
+from dflash_pipeline.planning.packing import Ints, Packing, one_after_another, starts_of
 from dflash_pipeline.planning.strata import stratified
 from dflash_pipeline.planning.windows import random_windows
 
@@ -40,8 +40,7 @@ def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -
     count = _cut(ids, starts, samples.num_tokens, samples.num_supervised, *rules, sizes)
     sizes = np.empty(count, dtype=np.int64)
     _cut(ids, starts, samples.num_tokens, samples.num_supervised, *rules, sizes)
-    first = np.cumsum(sizes) - sizes
-    return Packing(sample_ids=ids, sizes=sizes, padded_length=samples.num_tokens[ids[first]])
+    return one_after_another(ids, sizes, samples.num_tokens[ids[starts_of(sizes)]])
 
 
 def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:

@@ -1,0 +1,48 @@
+"""The fit finds the constants that made the times, through noise, outliers and an unknown slowest rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.planning.step_times import fit_time_model
+
+RNG = np.random.default_rng(4)
+
+
+def measured(steps: int, *, linear: float, quadratic: float, constant: float, noise: float = 0.0) -> tuple:
+    """Steps of 4 ranks with rows of one length each, and what they would take."""
+    lengths = RNG.uniform(100, 8000, (steps, 4))
+    rows = np.floor(32_768 / lengths)
+    tokens, squares, batches = rows * lengths, rows * lengths**2, np.ones((steps, 4))
+    seconds = (linear * tokens + quadratic * squares + constant * batches).max(axis=1)
+    return seconds * RNG.normal(1.0, noise, steps), tokens, squares, batches
+
+
+def test_the_constants_come_back():
+    model = fit_time_model(*measured(400, linear=2e-5, quadratic=2e-5 / 5000, constant=0.03))
+    assert model.cost.quadratic_length == pytest.approx(5000, rel=0.02)
+    assert model.seconds_per_cost == pytest.approx(2e-5, rel=0.02)
+    assert model.seconds_per_micro_batch == pytest.approx(0.03, rel=0.1)
+    assert model.relative_error < 0.01
+    assert model.num_steps == 400
+
+
+def test_noise_and_outliers_move_them_little():
+    seconds, *features = measured(2000, linear=2e-5, quadratic=2e-5 / 5000, constant=0.0, noise=0.03)
+    seconds[::50] *= 10  # Checkpoints.
+    model = fit_time_model(seconds, *features)
+    assert model.cost.quadratic_length == pytest.approx(5000, rel=0.2)
+    assert 0.01 < model.relative_error < 0.05
+
+
+def test_no_constant_is_negative():
+    model = fit_time_model(*measured(300, linear=2e-5, quadratic=0.0, constant=0.0))
+    assert model.cost.quadratic_length is None or model.cost.quadratic_length > 1e6
+    assert model.seconds_per_micro_batch < 0.005
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(Refused, match="7 measured steps"):
+        fit_time_model(*measured(7, linear=1e-5, quadratic=0.0, constant=0.0))
