@@ -1,15 +1,36 @@
-"""What must hold before a GPU-hour is spent. All of these block what comes after."""
+"""What must hold before a GPU-hour is spent. All of these block what comes after when they fail in earnest."""
 
 from collections.abc import Callable
 
 import dagster as dg
 
+from dflash_pipeline.assets.corpus import conversations
 from dflash_pipeline.assets.drafter import exported_drafter
+from dflash_pipeline.assets.metadata import share
 from dflash_pipeline.assets.plan import run_plan
 from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import ExportedDrafter
+
+
+@dg.asset_check(asset=conversations, blocking=True)
+def few_rows_rejected(workbench: dg.ResourceParam[Workbench], conversations: Ingestion) -> dg.AssetCheckResult:
+    """The share of rejected rows is low: above `data.rejection_warn` a warning, above `data.rejection_block` the end.
+
+    Prompts that the target will answer do not count. A file that could not be read is warned of.
+    """
+    from dflash_pipeline.stages.conversations import judge_rejections
+
+    verdict = judge_rejections(workbench.recipe, conversations)
+    return dg.AssetCheckResult(
+        passed=not verdict.warns,
+        severity=dg.AssetCheckSeverity.ERROR if verdict.blocks else dg.AssetCheckSeverity.WARN,
+        description=verdict.seen,
+        metadata={"rejected_share": share(verdict.share), "seen": verdict.seen},
+    )
+
 
 PLAN_INPUTS = {"token_sequences": dg.AssetIn("token_sequences")}
 

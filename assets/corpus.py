@@ -10,6 +10,9 @@ from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.results import AnswerSet
 
 GROUP = "data"
+MOST_LISTED = 500
+"""Lines of a table on the page; a corpus may have ten thousand files."""
+SAMPLE = 30
 
 
 @dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE)
@@ -28,7 +31,7 @@ def conversations(
     check_recipe(workbench.recipe)
     made = make_conversations(workbench.recipe, workbench.storage)
     ingestion = made.record
-    rejected = Warehouse(workbench.storage.warehouse).rejected_rows(ingestion.fingerprint)
+    warehouse = Warehouse(workbench.storage.warehouse)
     context.log.info(
         f"conversations: {ingestion.accepted:,} accepted, {ingestion.rejected:,} rejected, "
         f"{ingestion.exact_duplicates:,} exact duplicates{_again(made.reused)}"
@@ -40,17 +43,27 @@ def conversations(
             "accepted_rows": count(ingestion.accepted),
             "rejected_rows": count(ingestion.rejected),
             "exact_duplicates": count(ingestion.exact_duplicates),
+            "prompts_to_answer": count(ingestion.num_prompts),
             "training_conversations": count(ingestion.num_train),
             "validation_conversations": count(ingestion.num_validation),
             "reused": made.reused,
             "sources": table(
                 ("file", "accepted", "rejected", "exact_duplicates", "error"),
-                [(s.file, s.accepted, s.rejected, s.exact_duplicates, s.error or "") for s in ingestion.sources],
+                [
+                    (s.file, s.accepted, s.rejected, s.exact_duplicates, s.error or "")
+                    for s in ingestion.sources[:MOST_LISTED]
+                ],
             ),
             "rejections_by_reason": table(("reason", "rows"), sorted(ingestion.by_reason.items())),
+            "rejections_by_source": table(
+                ("file", "reason", "rows"), warehouse.rejections(ingestion.fingerprint)[:MOST_LISTED]
+            ),
             "rejected_sample": table(
-                ("file", "line", "byte_offset", "reason", "excerpt"),
-                [(r.file, r.line, r.byte_offset, r.reason, r.excerpt) for r in rejected[:10]],
+                ("file", "line", "byte_offset", "id", "reason", "excerpt"),
+                [
+                    (r.file, r.line, r.byte_offset, r.conversation_id or "", r.reason, r.excerpt)
+                    for r in warehouse.rejected_sample(ingestion.fingerprint, each=3, most=SAMPLE)
+                ],
             ),
         },
     )
@@ -96,7 +109,7 @@ def token_sequences(
     """
     from dflash_pipeline.stages.tokens import make_snapshot
 
-    made = make_snapshot(workbench.recipe, workbench.storage, conversations, target_responses)
+    made = make_snapshot(workbench.recipe, workbench.storage, conversations, target_responses, tell=context.log.info)
     snapshot = made.record
     context.log.info(
         f"tokens: {snapshot.num_samples:,} samples, {snapshot.num_tokens:,} tokens, "

@@ -6,6 +6,7 @@ from dflash_pipeline.assets.metadata import count, number, share, table
 from dflash_pipeline.assets.pools import WAREHOUSE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.corpus import CorpusSnapshot, LengthStatistics
+from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import BucketBoundaries
 from dflash_pipeline.recipe import MAX_EPOCHS
@@ -91,9 +92,13 @@ def epoch_manifest(
 
     Each sample exactly once or listed as dropped; every step full; no budget exceeded.
     """
+    from dflash_pipeline.assets.plots import epoch_over_steps
     from dflash_pipeline.stages.batching import PlannedEpoch, make_epochs
 
-    def tell(planned: PlannedEpoch) -> None:
+    batching = workbench.recipe.batching
+    num_ranks = batching.slots_per_step // batching.micro_batches_per_rank
+
+    def tell(planned: PlannedEpoch, manifest: EpochManifest) -> None:
         summary = planned.summary
         context.log.info(
             f"epoch {summary.epoch}: {summary.num_steps} steps, padding efficiency {summary.padding_efficiency:.3f}"
@@ -109,6 +114,7 @@ def epoch_manifest(
                 "real_tokens": count(summary.real_tokens),
                 "padded_tokens": count(summary.padded_tokens),
                 "padding_efficiency": share(summary.padding_efficiency),
+                "over_steps": epoch_over_steps(manifest, num_ranks=num_ranks),
                 "digest": summary.digest,
                 "reused": planned.reused,
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ UP_TO_PLAN = (
     "token_sequences",
     "length_statistics",
     "bucket_boundaries",
+    "batching_forecast",
     "epoch_manifest",
     "run_plan",
 )
@@ -54,14 +56,17 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> Whol
         config["ops"] = {"trained_drafter": {"config": {"fresh": fresh}}}
     with open_instance(workbench.storage) as instance:
         settle_dead_runs(instance)
+        run_id = str(uuid.uuid4())
         try:
             result = job.execute_in_process(
                 instance=instance,
+                run_id=run_id,
                 run_config=config,
                 tags={**epoch_range_tags(workbench.recipe.batching.epochs), PROCESS_TAG: this_process()},
                 asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if dry_run else None,
             )
-        except dg.DagsterExecutionInterruptedError:
+        except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
+            _report_canceled(instance, run_id)
             raise KeyboardInterrupt from None
         except dg.DagsterExecutionStepExecutionError as error:
             raise _failure(error) from error
@@ -139,6 +144,12 @@ class _Records:
 
     def load(self, asset: str, kind: type[Record]) -> Record:
         return load_record(self.workbench.storage.run_record(self.dagster_run_id, asset), kind)
+
+
+def _report_canceled(instance: dg.DagsterInstance, run_id: str) -> None:
+    """Dagster takes an interrupt for a failure unless the request came through it; here it came from the terminal."""
+    if run := instance.get_run_by_id(run_id):
+        instance.report_run_canceled(run, "interrupted: the same command goes on where it stopped")
 
 
 def _failure(error: BaseException) -> Exception:

@@ -37,7 +37,7 @@ def test_its_epochs_differ_in_steps(tmp_path):
     snapshot = make_snapshot(recipe, storage, ingestion, make_responses(recipe, storage, ingestion).record).record
     boundaries = make_boundaries(recipe, storage, make_statistics(storage, snapshot))
     epochs = make_epochs(
-        recipe, storage, snapshot, boundaries, range(recipe.batching.epochs), tell=lambda planned: None
+        recipe, storage, snapshot, boundaries, range(recipe.batching.epochs), tell=lambda planned, manifest: None
     )
     assert len({planned.summary.num_steps for planned in epochs}) > 1
 

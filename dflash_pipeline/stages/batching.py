@@ -10,7 +10,7 @@ import numpy as np
 from dflash_pipeline.contracts.batching import BatchingSpec, CostModel
 from dflash_pipeline.contracts.corpus import CorpusSnapshot, LengthStatistics, SampleLengths
 from dflash_pipeline.contracts.fingerprint import fingerprint
-from dflash_pipeline.contracts.manifest import EpochSummary
+from dflash_pipeline.contracts.manifest import EpochManifest, EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import BucketBoundaries
 from dflash_pipeline.planning.boundaries import choose_boundaries, padding_efficiency
@@ -101,7 +101,7 @@ def make_epochs(
     boundaries: BucketBoundaries,
     epochs: Sequence[int],
     *,
-    tell: Callable[[PlannedEpoch], None],
+    tell: Callable[[PlannedEpoch, EpochManifest], None],
 ) -> list[PlannedEpoch]:
     """Write the manifests of these epochs; whole ones are reused, damaged ones rebuilt. `tell` hears of each."""
     spec = batching_spec(recipe, boundaries)
@@ -116,7 +116,7 @@ def make_epochs(
             manifest = build_epoch_manifest(samples, spec, epoch=epoch)
             save_epoch(folder, manifest)
         planned.append(PlannedEpoch(summary=manifest.summary(), reused=reused))
-        tell(planned[-1])
+        tell(planned[-1], manifest)
     return planned
 
 
@@ -131,5 +131,5 @@ def make_plan(
     reused = (folder / f"plan-{plan.fingerprint}.json").exists()
     if not reused:
         seal_plan(folder, plan)
-    Warehouse(storage.warehouse).save_plan(plan)
+    Warehouse(storage.warehouse).save_plan(plan, plans=storage.plans)
     return Made(record=plan, reused=reused)

@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 Connection = duckdb.DuckDBPyConnection
 Result = TypeVar("Result")
 
-# DuckDB reads no file, network address or Python variable on its own account: rows come by `register` alone.
+# DuckDB reads no file but the manifests beside it, no network address and no Python variable on its own account: rows
+# come by `register` alone.
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
+    # Its own default is 80 % of the machine. What does not fit is spilled to a folder beside the file.
+    "memory_limit": "512MB",
 }
 _LOCKED = "Could not set lock on file"
 _FULL = "No space left on device"
@@ -119,7 +121,7 @@ class Database:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return duckdb.connect(str(self.path), config=_CONFIG)
+                return self._closed_in(duckdb.connect(str(self.path), config=_CONFIG))
             except duckdb.IOException as error:
                 if any(mark in str(error) for mark in _DAMAGE):
                     raise
@@ -132,6 +134,13 @@ class Database:
                     raise self._held(str(error)) from None
             time.sleep(min(pause, left))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _closed_in(self, connection: Connection) -> Connection:
+        """The same, with no way to other files than the manifests; neither setting can be taken back."""
+        manifests = str(self.path.parent.resolve() / "plans") + "/"
+        connection.execute("SET allowed_directories = ?", [[manifests]])
+        connection.execute("SET enable_external_access = false")
+        return connection
 
     def _held(self, message: str) -> Refused:
         found = _HOLDER.search(message)

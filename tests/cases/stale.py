@@ -59,7 +59,7 @@ def _stages(settings: Mapping[str, Any], inputs: Path, storage: Storage, *, rank
         snapshot = make_snapshot(recipe, storage, ingestion.record, answers.record)
         statistics = make_statistics(storage, snapshot.record)
         boundaries = make_boundaries(recipe, storage, statistics)
-        make_epochs(recipe, storage, snapshot.record, boundaries, [0, 1], tell=planned.append)
+        make_epochs(recipe, storage, snapshot.record, boundaries, [0, 1], tell=lambda made, manifest: planned.append(made))
         plan = make_plan(recipe, storage, snapshot.record, boundaries)
     return {
         "tokens": "reused" if snapshot.reused else "rebuilt",

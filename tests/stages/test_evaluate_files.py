@@ -1,0 +1,77 @@
+"""`dflash evaluate` decodes only what is whole: damage is told before a minute is spent on decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.evaluation.acceptance import AcceptanceReport, PromptResult, combine_results
+from dflash_pipeline.evaluation.export import export_drafter
+from dflash_pipeline.stages import evaluate_files as stage
+from dflash_pipeline.store.files import HASH_LIST
+from tests.tiny_models import strong_drafter, tiny_config
+
+TARGET = Path(__file__).parents[2] / "examples" / "target"
+MEASURED = combine_results([PromptResult(num_tokens=3, histogram=(1, 1), lossless=True, seconds=1.0)])
+
+
+@pytest.fixture
+def export(tmp_path: Path) -> Path:
+    config = tiny_config()
+    export_drafter(
+        config, strong_drafter(config).state_dict(), target_dir=TARGET, out=tmp_path / "export", card="# Card\n"
+    )
+    return tmp_path / "export"
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Exports that decoding was asked for; nothing in this file really decodes."""
+    asked: list[Path] = []
+
+    def measure(candidates, prompts, **settings):
+        asked.extend(candidate.export_dir for candidate in candidates)
+        return [MEASURED]
+
+    monkeypatch.setattr(stage, "measure_in_processes", measure)
+    return asked
+
+
+def evaluate(export: Path, folder: Path) -> AcceptanceReport:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('{"question": "How many?"}\n')
+    return stage.evaluate_files(export, TARGET, prompts, num_prompts=1, max_new_tokens=2, num_processes=1)
+
+
+def test_a_whole_export_is_decoded(export, decoded, tmp_path):
+    assert evaluate(export, tmp_path) is MEASURED
+    assert decoded == [export]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "what"),
+    [
+        ("model.safetensors", flip, "model.safetensors does not match its hash"),
+        ("config.json", lambda path: path.write_text(path.read_text() + " "), "config.json does not match its hash"),
+        ("tokenizer.json", Path.unlink, "tokenizer.json is missing"),
+        (HASH_LIST, lambda path: path.write_text(""), f"{HASH_LIST} is empty"),
+    ],
+)
+def test_a_damaged_export_is_refused_before_it_is_decoded(
+    export, decoded, tmp_path, name: str, spoil: Callable[[Path], object], what: str
+):
+    spoil(export / name)
+    with pytest.raises(Refused) as refused:
+        evaluate(export, tmp_path)
+    assert (refused.value.what, refused.value.where) == (what, str(export))
+    assert "verify-export" in refused.value.fix
+    assert decoded == []
