@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RECIPE ?= recipes/demo.yaml
 
-.PHONY: demo test ui check fmt test-slow faults mutation lowest wheel clean
+.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -44,6 +44,10 @@ mutation: $(INSTALLED) ## changes contracts/ and planning/ one operator at a tim
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "mutmut>=3.8,<4" -c constraints.txt
 	OMP_NUM_THREADS=1 $(BIN)/mutmut run
 	$(BIN)/mutmut results
+
+fuzz: $(INSTALLED) ## any bytes at all through the reader of source files, for 60 s
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "atheris>=3.0,<4" -c constraints.txt
+	$(BIN)/python -m tests.fuzz.reader -max_total_time=60
 
 lowest: pyproject.toml ## the fast tests with the oldest versions that pyproject.toml allows
 	$(PYTHON) -m venv .venv-lowest

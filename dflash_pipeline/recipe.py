@@ -22,13 +22,21 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+Mapped = Literal["system", "user", "assistant", "messages", "text", "tools", "id"]
+Format = Literal["jsonl", "json", "parquet", "csv", "tsv", "lines", "document"]
+"""`lines`: raw text, a document a line. `document`: a file that is one document."""
+
+
 class Source(Section):
     """Where rows come from."""
 
-    path: Path = Field(description="A file with one JSON object a line.")
-    map: dict[Literal["system", "user", "assistant"], str] = Field(
+    path: Path = Field(description="A file, a folder or a pattern. The name of a file that exists is meant literally.")
+    map: dict[Mapped, str] = Field(
         default_factory=dict,
-        description="Which field holds which turn, for rows such as question/answer; empty for chat rows.",
+        description="Which field holds what, for rows whose field names are not known; empty to tell by the names.",
+    )
+    format: Format | None = Field(
+        None, description="Null to tell by the content. `lines`: a text document a line; `document`: the whole file."
     )
 
 
@@ -36,8 +44,17 @@ class Data(Section):
     """Which conversations, and how they are cut."""
 
     sources: Annotated[list[Source], Field(min_length=1)]
-    max_rows: int | None = Field(None, ge=1, description="Use only the first rows of each source; null for all.")
-    max_row_bytes: int = Field(64 * 2**20, ge=1, description="A longer line is rejected as row_too_large.")
+    max_rows: int | None = Field(None, ge=1, description="Use only the first rows of each file; null for all.")
+    max_row_bytes: int = Field(64 * 2**20, ge=1, description="A longer row is rejected as row_too_large.")
+    max_depth: int = Field(64, ge=1, le=256, description="Brackets inside brackets; a deeper row is rejected.")
+    max_unpacked_bytes: int = Field(2**36, ge=1, description="A compressed file that unpacks to more is not taken.")
+    max_unpacked_ratio: float = Field(
+        200.0, ge=1, description="Nor one that unpacks to this many times its size, and to more than 16 MiB."
+    )
+    rejection_warn: float = Field(
+        0.05, ge=0, le=1, description="A larger share of rejected rows is warned of; prompts to be answered aside."
+    )
+    rejection_block: float = Field(0.5, ge=0, le=1, description="A larger share stops what comes after.")
     validation_fraction: float = Field(
         0.02, ge=0, le=0.5, description="Share of conversations held out, by a hash of the first user message."
     )
@@ -46,6 +63,11 @@ class Data(Section):
         "truncate", description="What happens to a longer sample at tokenisation."
     )
     supervise: Literal["all", "last"] = Field("all", description="Which assistant turns carry the loss.")
+    supervise_thinking: bool = Field(True, description="Whether thoughts carry it too, with the tags around them.")
+    supervise_generation_prefix: bool = Field(
+        False, description="Whether what the prompt or template opens after the role header (`<think>`) carries it."
+    )
+    processes: int | None = Field(None, ge=1, description="Processes that tokenise; null for one a core.")
 
 
 class Target(Section):
@@ -66,8 +88,16 @@ class Responses(Section):
 class Batching(Section):
     """How samples become micro-batches and steps."""
 
-    strategy: Literal["sorted", "shuffle", "bucket"] = "bucket"
-    num_buckets: int = Field(6, ge=1, le=512)
+    strategy: Literal["sorted", "shuffle", "bucket", "window", "varlen"] = Field(
+        "window", description="How samples share micro-batches and steps; `dflash forecast` compares them."
+    )
+    num_buckets: Annotated[int, Field(ge=1, le=512)] | Literal["auto"] = Field(
+        6, description="Length buckets; auto for the knee of the efficiency curve."
+    )
+    boundary_objective: Literal["boundary", "batch-max"] = Field(
+        "boundary",
+        description="Boundaries of least padding up to themselves, or up to the expected longest of a micro-batch.",
+    )
     boundary_grid: int = Field(1, ge=1, description="Boundaries are multiples of this; 64 suits static shapes.")
     padding: Literal["batch-max", "boundary"] = Field(
         "batch-max", description="Pad to the longest sample of the micro-batch, or (static shapes) to the boundary."
@@ -78,6 +108,7 @@ class Batching(Section):
     quadratic_length: float | None = Field(
         None, gt=0, description="Length at which attention costs as much as the rest."
     )
+    anchor_cost: float = Field(0.0, ge=0, description="Cost of one supervised token, in tokens; 0 to leave it out.")
     tail: Literal["fill", "drop"] = "fill"
     overlong: Literal["drop", "refuse"] = Field("refuse", description="A sample above the token budget.")
     epochs: int = Field(6, ge=1, le=MAX_EPOCHS)

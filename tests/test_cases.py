@@ -19,8 +19,12 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def observed() -> dict[str, Any]:
+    return run_cases("--quick")
+
+
+def run_cases(*options: str) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.cases", str(CASES), "--json"],
+        [sys.executable, "-m", "tests.cases", str(CASES), "--json", *options],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -306,9 +310,47 @@ def test_spikes(observed: dict[str, Any]) -> None:
     assert observed["tr_quiet_run.json"]["flagged"] == []
 
 
-def test_schedule_ticks(observed: dict[str, Any]) -> None:
-    assert observed["or_cron_edit.json"]["after_the_edit"]["utc"] == ["2026-11-03T02:15:00+00:00"]
-    assert observed["or_pause_resume.json"]["after_resuming"]["utc"] == ["2026-11-07T03:00:00+00:00"]
+def test_daylight_saving(observed: dict[str, Any]) -> None:
     spring, autumn = observed["or_dst.json"]["windows"]
     assert [(w["daily"]["runs"], len(w["daily"]["local_dates"])) for w in (spring, autumn)] == [(3, 3), (3, 3)]
     assert [w["hourly"]["distinct_instants"] for w in (spring, autumn)] == [71, 73]
+
+
+def test_an_edit_causes_no_run(observed: dict[str, Any]) -> None:
+    facts = observed["or_cron_edit.json"]
+    assert facts["before_the_edit"]["utc"] == ["2026-11-02T01:15:00+00:00"]
+    assert facts["runs_caused_by_the_edit"] == 0
+    assert facts["after_the_edit"]["utc"] == ["2026-11-03T02:15:00+00:00"]
+
+
+def test_a_pause_is_not_caught_up(observed: dict[str, Any]) -> None:
+    switched, down = observed["or_pause_resume.json"].values()
+    for facts in (switched, down):
+        assert facts["runs_before"] == 1
+        assert facts["utc"] == ["2026-11-07T03:00:00+00:00"]
+    assert switched["runs_for_ticks_of_the_pause"] == 0
+    # A daemon that comes back runs the newest tick it has missed, and none of the others.
+    assert down["runs_for_ticks_of_the_pause"] == 1
+
+
+def test_never_two_trainings_at_once(observed: dict[str, Any]) -> None:
+    facts = observed["or_overlap.json"]
+    assert [tick["minute"] for tick in facts["ticks"]] == [0, 10, 20, 30, 40, 50]
+    assert facts["most_trainings_at_once"] == 1
+    assert facts["trainings"][0] == [0, 25]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_cancelled_run_leaves_no_process() -> None:
+    [polite, killed] = run_cases("--only", "or_cancel")["or_cancel_children.json"].values()
+    assert (polite["ranks"], killed["ranks"]) == (8, 8)
+    assert polite["processes_left"]["after 30 s"] == 0
+    assert killed["processes_left"]["after 60 s"] == 0
+    for facts in (polite, killed):
+        assert facts["newest_checkpoint"]
+        assert facts["its_faults"] == []
+        assert facts["database_is_free"]
+        assert facts["still_held"] == []
+    assert polite["dagster_status"] == "CANCELED"
+    assert killed["dagster_status_at_the_next_command"] == "FAILURE"

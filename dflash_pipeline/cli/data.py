@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -11,9 +11,9 @@ from dflash_pipeline.cli.options import Debug, Json, StorageDir, example, one_of
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.recipe import Format, Mapped
 
-Role = Literal["system", "user", "assistant"]
-_ROLES: dict[str, Role] = {role: role for role in get_args(Role)}
+_MAPPED: dict[str, Mapped] = {name: name for name in get_args(Mapped)}
 
 
 def register(app: typer.Typer) -> None:
@@ -23,13 +23,16 @@ def register(app: typer.Typer) -> None:
 
 
 def ingest(
-    source: Annotated[list[Path], typer.Option("--source", help="A file of conversations. May be repeated.")],
+    source: Annotated[list[Path], typer.Option("--source", help="A file, folder or pattern. May be repeated.")],
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="A tokenizer folder, or the target's own folder.")],
     chat_template: Annotated[
         Path | None, typer.Option("--chat-template", help="A Jinja file in place of the tokenizer's own template.")
     ] = None,
     mapping: Annotated[
         str, typer.Option("--map", help="Fields that hold turns, for example question=user,answer=assistant.")
+    ] = "",
+    file_format: Annotated[
+        str, typer.Option("--format", help=f"One of {', '.join(get_args(Format))}; told by the content if not given.")
     ] = "",
     supervise: Annotated[
         str, typer.Option("--supervise", help="Assistant turns that carry the loss: all or last.")
@@ -54,7 +57,8 @@ def ingest(
             sources=tuple(source),
             tokenizer=tokenizer,
             chat_template=chat_template,
-            mapping=_mapping(mapping),
+            mapping=mapping_of(mapping),
+            format=one_of("--format", file_format, get_args(Format)) if file_format else None,
             supervise=one_of("--supervise", supervise, ("all", "last")),
             max_length=max_length,
             overlong=one_of("--overlong", overlong, ("truncate", "drop")),
@@ -99,18 +103,18 @@ def show_sample(
         answer.say(found, lambda: _show_sample(found))
 
 
-def _mapping(text: str) -> dict[Role, str]:
-    mapping: dict[Role, str] = {}
+def mapping_of(text: str) -> dict[Mapped, str]:
+    mapping: dict[Mapped, str] = {}
     for pair in filter(None, text.split(",")):
         field, _, name = pair.partition("=")
-        role = _ROLES.get(name)
-        if not field or role is None or role in mapping:
+        what = _MAPPED.get(name)
+        if not field or what is None or what in mapping:
             raise Refused(
-                f"{pair!r} is not FIELD=ROLE, with each of {', '.join(_ROLES)} at most once",
+                f"{pair!r} is not FIELD=ROLE, with each of {', '.join(_MAPPED)} at most once",
                 where="--map",
                 fix="write for example question=user,answer=assistant",
             )
-        mapping[role] = field
+        mapping[what] = field
     return mapping
 
 
@@ -122,6 +126,9 @@ def _show_ingested(found: dict[str, Any]) -> None:
     )
     for reason, number in found["by_reason"].items():
         print(f"  {number:,} {reason}")
+    for file in found["files"]:
+        if file["error"] is not None:
+            print(f"  not taken: {file['error']}")
 
 
 def _show_rejected(rows: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@ from dflash_pipeline.contracts.errors import ContractBroken
 
 Role = Literal["system", "user", "assistant", "tool"]
 Split = Literal["train", "validation"]
+_ROLES = get_args(Role)
 
 Reason = Literal[
     "row_too_large",
@@ -19,11 +20,14 @@ Reason = Literal[
     "non_finite_number",
     "number_out_of_range",
     "lone_surrogate",
+    "malformed_csv",
+    "wrong_number_of_fields",
     "not_an_object",
     "bad_id",
     "no_messages",
     "bad_message",
     "bad_role",
+    "ambiguous_fields",
     "missing_field",
     "missing_content",
     "unsupported_content",
@@ -33,6 +37,11 @@ Reason = Literal[
     "starts_with_tool",
     "no_assistant",
     "empty_assistant",
+    "prompt_without_answer",
+    "empty_document",
+    "bad_instances",
+    "bad_tokens",
+    "no_loss_mask",
     "duplicate_id_conflict",
 ]
 """Why a row was refused: one name per reason."""
@@ -52,8 +61,8 @@ class Message:
     """A JSON list of objects, without spaces, keys in the order of the source."""
 
     def __post_init__(self) -> None:
-        if self.role not in get_args(Role):
-            raise ContractBroken(f"role {self.role!r}", where="message", fix=f"use one of {', '.join(get_args(Role))}")
+        if self.role not in _ROLES:
+            raise ContractBroken(f"role {self.role!r}", where="message", fix=f"use one of {', '.join(_ROLES)}")
         if self.role != "assistant" and not (self.complete and self.reasoning is None and self.tool_calls is None):
             raise ContractBroken(
                 f"a {self.role} turn that is cut, reasons or calls tools",
@@ -63,17 +72,45 @@ class Message:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PreTokenised:
+    """A row that came as tokens of the target's tokenizer: its ids, and which of them carry a loss."""
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or len(self.loss_mask) != len(self.token_ids):
+            raise ContractBroken(
+                f"{len(self.token_ids)} token ids with a loss mask of {len(self.loss_mask)}",
+                where="pre-tokenised row",
+                fix="give at least one token, and one mark a token",
+            )
+        if min(self.token_ids) < 0 or max(self.token_ids) >= 2**31:
+            raise ContractBroken(
+                f"token ids from {min(self.token_ids)} to {max(self.token_ids)}",
+                where="pre-tokenised row",
+                fix="give ids of 0 and more that fit into 32 bits",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """An accepted row: system turns if any, then a user's, and somewhere after it an assistant's."""
+    """An accepted row, in one of three forms.
+
+    `messages`: system turns if any, then a user's, and somewhere after it an assistant's. `document`: raw text, all of
+    it supervised, which no template touches. `tokenised`: tokens as they are. Of the last two, messages are empty.
+    """
 
     conversation_id: str
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     split: Split
     file: str
     line: int
-    """Line of a `.jsonl` file or row of an array, from 1."""
+    """Line of a file of lines or row of an array or table, from 1."""
     tools: str | None = None
     """A JSON list of the tools on offer, as `Message.tool_calls` is one."""
+    document: str | None = None
+    tokenised: PreTokenised | None = None
 
     def __post_init__(self) -> None:
         where = f"conversation {self.conversation_id!r}, {self.file} line {self.line}"
@@ -82,6 +119,15 @@ class Conversation:
         if self.split not in get_args(Split) or self.line < 1:
             raise ContractBroken(
                 f"split {self.split!r}, line {self.line}", where=where, fix="use train or validation, lines from 1"
+            )
+        forms = (bool(self.messages), self.document is not None, self.tokenised is not None)
+        if forms in ((False, True, False), (False, False, True)):
+            if self.document == "":
+                raise ContractBroken("an empty document", where=where, fix="reject the row instead")
+            return
+        if any(forms[1:]):
+            raise ContractBroken(
+                "more than one of messages, document and tokens", where=where, fix="give one of the three"
             )
         roles = [message.role for message in self.messages if message.role != "system"]
         if roles[:1] != ["user"] or "assistant" not in roles:
@@ -99,7 +145,8 @@ class RejectedRow:
     file: str
     line: int
     byte_offset: int
-    """Of the row's first byte, in the file as it lies on disk."""
+    """Of the row's first byte, in the file as it lies on disk; of a compressed file, in what it unpacks to; of Parquet,
+    the first byte of the row's group."""
     conversation_id: str | None
     """None when the row had no id, or was not read far enough to know."""
     reason: Reason
@@ -150,6 +197,8 @@ class Ingestion:
     sources: tuple[SourceReport, ...]
     by_reason: dict[str, int]
     """Rejected rows by `Reason`."""
+    num_prompts: int = 0
+    """Distinct prompts among the rejected rows: no answer came with them, but the target can give one."""
 
     def __post_init__(self) -> None:
         sources = self.sources
@@ -168,9 +217,9 @@ class Ingestion:
                     fix="count every row of every file exactly once",
                 )
         odd = [reason for reason, count in self.by_reason.items() if reason not in get_args(Reason) or count < 1]
-        if odd or min(self.num_train, self.num_validation) < 0:
+        if odd or min(self.num_train, self.num_validation) < 0 or not 0 <= self.num_prompts <= self.rejected:
             raise ContractBroken(
-                f"reasons {odd}, {self.num_train} train, {self.num_validation} validation",
+                f"reasons {odd}, {self.num_train} train, {self.num_validation} validation, {self.num_prompts} prompts",
                 where=f"ingestion {self.fingerprint}",
                 fix="name reasons of contracts/conversation.py that occurred, and count from 0",
             )

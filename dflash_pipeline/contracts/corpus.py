@@ -38,6 +38,10 @@ class CorpusSnapshot:
     """Conversations that gave no sample: reasons, and how many each."""
     shards: tuple[str, ...]
     """File names inside the snapshot's folder, in order of sample id."""
+    rule: str = ""
+    """Fingerprint of all that turns a conversation into tokens: tokenizer, template, lengths, what is supervised."""
+    num_cut_samples: int = 0
+    """Samples that were cut at the longest length; `rows.arrow` in the folder tells which."""
 
     def __post_init__(self) -> None:
         if self.num_train_samples < 1:

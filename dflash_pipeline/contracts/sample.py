@@ -12,7 +12,14 @@ from dflash_pipeline.contracts.conversation import Split
 from dflash_pipeline.contracts.errors import ContractBroken
 
 DropReason = Literal[
-    "template_error", "spans_not_found", "too_long", "no_supervised_tokens", "too_few_supervised_tokens"
+    "excluded",
+    "template_error",
+    "spans_not_found",
+    "control_text",
+    "unknown_token",
+    "too_long",
+    "no_supervised_tokens",
+    "too_few_supervised_tokens",
 ]
 """Why a conversation gave no sample, in the order in which they are looked for."""
 
@@ -26,6 +33,8 @@ class Sample:
     input_ids: npt.NDArray[np.int32]
     spans: tuple[tuple[int, int], ...]
     """Supervised tokens, from and up to (not with) these positions; ascending, never empty, never overlapping."""
+    num_cut: int = 0
+    """Tokens that the conversation had beyond the longest length, and that were cut off at its end."""
 
     def __post_init__(self) -> None:
         where = f"sample of conversation {self.conversation_id!r}"
@@ -37,6 +46,8 @@ class Sample:
                 where=where,
                 fix="give one row of int32",
             )
+        if self.num_cut < 0:
+            raise ContractBroken(f"{self.num_cut} tokens cut off", where=where, fix="count from 0")
         reached = 0
         for start, end in self.spans:
             if not reached <= start < end <= self.input_ids.size:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -34,11 +34,20 @@ def read_prompts(
     return tuple(prompts)
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Iterator[str]:
     try:
-        return path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
         raise Refused(f"not readable: {error}", where=str(path), fix="give a JSONL file of prompts in UTF-8") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Refused(
+                f"no UTF-8 text: byte {error.object[error.start]:#04x} at column {error.start + 1}",
+                where=f"{path}:{number}",
+                fix="save the file in UTF-8",
+            ) from None
 
 
 def _messages(line: str, *, where: str) -> tuple[Message, ...]:

@@ -1,42 +1,80 @@
-"""One JSON object to the turns of a conversation, or the reason why not. Text is kept character for character."""
+"""One object to the conversation it holds, or the reason why not. Text is kept character for character."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_pipeline.contracts.conversation import Message, Reason, Role
-from dflash_pipeline.ingest.rows import RowError
+from pydantic_core import to_json
 
-_ROLES: dict[str, Role] = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_SHAREGPT_ROLES: dict[str, Role] = {**_ROLES, "human": "user", "gpt": "assistant", "observation": "tool"}
-_MAPPED: tuple[Role, ...] = ("system", "user", "assistant")
+from dflash_pipeline.contracts.conversation import Message, PreTokenised, Reason
+from dflash_pipeline.ingest.messages import objects
+from dflash_pipeline.ingest.rows import RowError
+from dflash_pipeline.ingest.shapes import (
+    CHAT_FIELDS,
+    PROMPT_FIELDS,
+    chat_messages,
+    listed_prompts,
+    mapped_messages,
+    prompt_messages,
+)
+from dflash_pipeline.ingest.tokens import read_tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turns:
-    """What a row says, before it has a place in the corpus."""
+    """What a row says, before it has a place in the corpus: messages, a document or tokens."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     tools: str | None = None
+    document: str | None = None
+    tokenised: PreTokenised | None = None
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the text: equal digests, equal conversations."""
+        """SHA-256 of the content: equal digests, equal conversations."""
+        if self.document is not None:
+            return _digest({"document": self.document})
+        if self.tokenised is not None:
+            return _digest({"token_ids": self.tokenised.token_ids, "loss_mask": self.tokenised.loss_mask})
         turns = [[m.role, m.content, m.reasoning, m.tool_calls] for m in self.messages]
-        return hashlib.sha256(_compact([turns, self.tools]).encode()).hexdigest()
+        return _digest([turns, self.tools])
 
     @property
     def first_user_text(self) -> str:
+        """What decides the side: the first user message; a document; the ids before the first token with a loss."""
+        if self.document is not None:
+            return self.document
+        if self.tokenised is not None:
+            ids, mask = self.tokenised.token_ids, self.tokenised.loss_mask
+            prompt = ids[: mask.index(True)] if True in mask else ids
+            return " ".join(map(str, prompt or ids))
         return next(m.content for m in self.messages if m.role == "user")
 
+    @property
+    def size(self) -> int:
+        """Its characters, or four bytes a token."""
+        size = len(self.tools or "") + len(self.document or "")
+        if self.tokenised is not None:
+            size += 4 * len(self.tokenised.token_ids)
+        for message in self.messages:
+            size += len(message.content) + len(message.reasoning or "") + len(message.tool_calls or "")
+        return size
 
-def row_id(value: Mapping[str, Any]) -> str | None:
+
+class PromptOnly(RowError):
+    """A row whose answer is missing. Its `turns` hold an assistant turn without text wherever one belongs."""
+
+    def __init__(self, reason: Reason, turns: Turns) -> None:
+        super().__init__(reason)
+        self.turns = turns
+
+
+def row_id(value: Mapping[str, Any], field: str = "id") -> str | None:
     """The id as text: a whole number keeps its digits, a string every character. None when missing, null or empty."""
-    given = value.get("id")
+    given = value.get(field)
     if given is None or given == "":
         return None
     if isinstance(given, bool) or not isinstance(given, str | int):
@@ -50,93 +88,67 @@ def derived_id(digest: str) -> str:
 
 
 def read_turns(value: Mapping[str, Any], mapping: Mapping[str, str]) -> Turns:
-    """The conversation of a row: by `mapping` (role to field) if there is one, else `messages` or `conversations`."""
-    if mapping:
-        return Turns(messages=_checked(_mapped(value, mapping)))
-    chat = value.get("messages") is not None
-    listed = value.get("messages") if chat else value.get("conversations")
-    if not isinstance(listed, list) or not listed:
+    """The conversation of a row: by `mapping` (what is held to the field that holds it), else by its field names.
+
+    Raises `RowError`, and `PromptOnly` for a row that asks and has no answer.
+    """
+    if "messages" in mapping or "text" in mapping:
+        value = {name: value.get(field) for name, field in mapping.items()}
+    elif "user" in mapping:
+        messages = _checked(mapped_messages(value, mapping), None)
+        return Turns(messages=messages, tools=objects(value.get(mapping.get("tools", "tools")), "bad_tools"))
+    elif "tools" in mapping:
+        value = {**value, "tools": value.get(mapping["tools"])}
+    return _by_field_names(value)
+
+
+def _by_field_names(value: Mapping[str, Any]) -> Turns:
+    fields = {name for name, field in value.items() if field is not None}
+    if not fields.isdisjoint(CHAT_FIELDS):
+        messages = chat_messages(value)
+        lacking: Reason = "no_assistant"
+    elif "input_ids" in fields:
+        return Turns(tokenised=read_tokens(value))
+    elif not fields.isdisjoint(PROMPT_FIELDS):
+        messages, lacking = prompt_messages(value, fields), "prompt_without_answer"
+    elif "text" in fields:
+        return Turns(document=_document(value["text"]))
+    elif "turns" in fields:
+        messages, lacking = listed_prompts(value), "prompt_without_answer"
+    else:
         raise RowError("no_messages")
-    messages = tuple(_message(turn, _ROLES if chat else _SHAREGPT_ROLES) for turn in listed)
-    return Turns(messages=_checked(messages), tools=_objects(value.get("tools"), "bad_tools"))
+    tools = objects(value.get("tools"), "bad_tools")
+    return Turns(messages=_checked(messages, tools, lacking), tools=tools)
 
 
-def _mapped(value: Mapping[str, Any], mapping: Mapping[str, str]) -> tuple[Message, ...]:
-    messages = []
-    for role in _MAPPED:
-        content = value.get(mapping[role]) if role in mapping else None
-        if content is None or (role == "system" and content == ""):
-            if role != "system":
-                raise RowError("missing_field")
-            continue
-        messages.append(Message(role=role, content=_text(content)))
-    return tuple(messages)
-
-
-def _message(turn: Any, roles: Mapping[str, Role]) -> Message:
-    if not isinstance(turn, dict):
-        raise RowError("bad_message")
-    by_value = "from" in turn and "role" not in turn
-    named = turn.get("from" if by_value else "role")
-    role = roles.get(named) if isinstance(named, str) else None
-    if role is None:
-        raise RowError("bad_role")
-    content = turn.get("value" if by_value else "content")
-    if role != "assistant":
-        return Message(role=role, content=_text(content))
-    tool_calls = _objects(turn.get("tool_calls"), "bad_tool_calls")
-    reasoning = _reasoning(turn)
-    if content is None:  # OpenAI's form of a turn that only calls tools
-        content = ""
-    return Message(role=role, content=_text(content), reasoning=reasoning, tool_calls=tool_calls)
-
-
-def _text(content: Any) -> str:
-    """Text, or a list of text parts, joined; what is not text has no place in a drafter's corpus."""
-    if content is None:
-        raise RowError("missing_content")
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+def _document(text: Any) -> str:
+    if not isinstance(text, str):
         raise RowError("unsupported_content")
-    parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    if len(texts) != len(parts):
-        raise RowError("unsupported_content")
-    return "".join(texts)
+    if not text.strip():
+        raise RowError("empty_document")
+    return text
 
 
-def _reasoning(turn: Mapping[str, Any]) -> str | None:
-    given = turn.get("reasoning_content")
-    if given is None:
-        given = turn.get("reasoning")
-    if given is not None and not isinstance(given, str):
-        raise RowError("unsupported_content")
-    return given
-
-
-def _objects(listed: Any, reason: Reason) -> str | None:
-    """A list of objects as compact JSON, keys in their order (a template may print them); None when there is none."""
-    if listed is None or listed == []:
-        return None
-    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
-        raise RowError(reason)
-    return _compact(listed)
-
-
-def _checked(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+def _checked(messages: tuple[Message, ...], tools: str | None, lacking: Reason = "no_assistant") -> tuple[Message, ...]:
     roles = [m.role for m in messages if m.role != "system"]
     if roles[:1] == ["assistant"]:
         raise RowError("starts_with_assistant")
     if roles[:1] == ["tool"]:
         raise RowError("starts_with_tool")
     if "assistant" not in roles:
-        raise RowError("no_assistant")
+        if "user" in roles and any(m.content.strip() for m in messages if m.role == "user"):
+            raise PromptOnly(lacking, Turns(messages=_to_be_answered(messages), tools=tools))
+        raise RowError(lacking)
     for message in messages:
         if message.role == "assistant" and not message.tool_calls and not message.content.strip():
             raise RowError("empty_assistant")
     return messages
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+def _to_be_answered(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    answer = Message(role="assistant", content="")
+    return tuple(turn for message in messages for turn in ((message, answer) if message.role == "user" else (message,)))
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(to_json(content)).hexdigest()

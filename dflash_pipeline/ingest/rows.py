@@ -1,4 +1,4 @@
-"""Bytes of a source file to JSON objects, strictly: a row is one object or a named reason, never a guess.
+"""Lines of a source file to JSON objects, strictly: a row is one object or a named reason, never a guess.
 
 DuckDB and pandas guess types and drop text, so rows are read here.
 """
@@ -8,21 +8,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NoReturn
 
 from dflash_pipeline.contracts.conversation import Reason
-from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.ingest.limits import Limits
 
 MAX_DEPTH = 64
 MAX_DIGITS = 1000
 """Of one whole number: Python itself stops at 4300, and no id or argument needs more."""
-MAX_ARRAY_BYTES = 2**30
-"""An array is held in memory as a whole; lines have no such limit."""
-
-_BOM = b"\xef\xbb\xbf"
-_BLANK = b" \t\r\n"
+BOM = b"\xef\xbb\xbf"
+BLANK = b" \t\r\n"
+_BLANK_TEXT = BLANK.decode()
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _EXCERPT = 160
 _SKIP = 2**20
 # A string (also one that never ends), or a mark that stands outside strings. Possessive, so linear on hostile input.
@@ -39,7 +38,7 @@ class RowError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One JSON object and where it lies."""
+    """One object and where it lies."""
 
     line: int
     byte_offset: int
@@ -48,8 +47,17 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RawRow:
+    """A row's bytes and where they lie."""
+
+    line: int
+    byte_offset: int
+    raw: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A row that is not one JSON object, and where it lies."""
+    """A row that cannot be read, and where it lies."""
 
     line: int
     byte_offset: int
@@ -57,87 +65,81 @@ class BadRow:
     excerpt: str
 
 
-def read_lines(file: BinaryIO, *, max_row_bytes: int) -> Iterator[Row | BadRow]:
-    """One row a line, from the start of `file`. Only LF ends a line; blank lines hold no row but are counted as lines.
+def read_lines(file: BinaryIO, limits: Limits) -> Iterator[Row | BadRow]:
+    """One JSON row a line. Blank lines hold no row but are counted as lines."""
+    for line in split_lines(file, max_row_bytes=limits.row_bytes):
+        if isinstance(line, BadRow):
+            yield line
+        elif line.raw.strip(BLANK):
+            yield row_of(line, max_depth=limits.depth)
+
+
+def split_lines(file: BinaryIO, *, max_row_bytes: int) -> Iterator[RawRow | BadRow]:
+    """Every line with its end, from the start of `file`. Only LF ends a line; a CR before it belongs to the end.
 
     A line above `max_row_bytes` (its end aside) is passed over in pieces, so memory follows the cap and not the line.
     """
-    file.seek(0)
-    offset = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
-    file.seek(offset)
-    line = 0
-    while chunk := file.readline(max_row_bytes + 2):  # room for CR and LF
+    offset = line = 0
+    room = len(BOM)
+    while chunk := file.readline(max_row_bytes + 2 + room):  # 2 for CR and LF
+        if room and chunk.startswith(BOM):
+            chunk, offset = chunk[room:], room
         line += 1
-        raw = chunk.removesuffix(b"\n").removesuffix(b"\r")
         length = len(chunk)
-        if not chunk.endswith(b"\n") and length == max_row_bytes + 2:
+        if not chunk.endswith(b"\n") and length >= max_row_bytes + 2:
             length += _pass_over_line(file)
-        if len(raw) > max_row_bytes:
-            yield BadRow(line=line, byte_offset=offset, reason="row_too_large", excerpt=_excerpt(raw))
-        elif raw.strip(_BLANK):
-            yield _row(raw, line=line, byte_offset=offset)
-        offset += length
-
-
-def is_array(file: BinaryIO) -> bool:
-    """Whether the first character that counts is `[`."""
-    file.seek(0)
-    head = file.read(_SKIP).removeprefix(_BOM).lstrip(_BLANK)
-    return head.startswith(b"[")
-
-
-def read_array(file: BinaryIO, *, name: str, max_row_bytes: int) -> list[Row | BadRow]:
-    """The rows of a file that is one JSON array, all or none: text that is not JSON refuses the file.
-
-    A row that is JSON but not acceptable (a repeated key, too deep, …) costs only itself.
-    """
-    file.seek(0)
-    data = file.read(MAX_ARRAY_BYTES + 1)
-    if len(data) > MAX_ARRAY_BYTES:
-        raise Refused(
-            f"an array of more than {MAX_ARRAY_BYTES} bytes", where=name, fix="write it as .jsonl, one object a line"
-        )
-    rows: list[Row | BadRow] = []
-    for begin, end in _elements(data, name):
-        raw = data[begin:end].strip(_BLANK)
-        at = end - len(data[begin:end].lstrip(_BLANK))
-        if len(raw) > max_row_bytes:
-            row: Row | BadRow = BadRow(
-                line=len(rows) + 1, byte_offset=at, reason="row_too_large", excerpt=_excerpt(raw)
-            )
+        if len(without_end(chunk)) > max_row_bytes:
+            yield BadRow(line=line, byte_offset=offset, reason="row_too_large", excerpt=excerpt(chunk))
         else:
-            row = _row(raw, line=len(rows) + 1, byte_offset=at)
-        if isinstance(row, BadRow) and row.reason in ("malformed_json", "invalid_utf8"):
-            _refuse_array(name, at, f"row {row.line} is {row.reason}: {row.excerpt!r}")
-        rows.append(row)
-    return rows
+            yield RawRow(line=line, byte_offset=offset, raw=chunk)
+        offset += length
+        room = 0
 
 
-def decode_object(raw: bytes) -> dict[str, Any]:
+def without_end(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def row_of(raw: RawRow, *, max_depth: int) -> Row | BadRow:
+    """The bytes as one JSON object."""
+    try:
+        value = decode_object(without_end(raw.raw), max_depth=max_depth)
+    except RowError as fault:
+        return bad_row(raw, fault.reason)
+    return Row(line=raw.line, byte_offset=raw.byte_offset, value=value, excerpt=excerpt(raw.raw))
+
+
+def bad_row(raw: RawRow, reason: Reason) -> BadRow:
+    return BadRow(line=raw.line, byte_offset=raw.byte_offset, reason=reason, excerpt=excerpt(raw.raw))
+
+
+def decode_object(raw: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
     """The object that `raw` is in strict JSON, or a `RowError`."""
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise RowError("invalid_utf8") from None
-    if _depth(raw) > MAX_DEPTH:
-        raise RowError("too_deep")
-    try:
-        value = _DECODER.decode(text)
-    except json.JSONDecodeError:
-        raise RowError("malformed_json") from None
-    if "\\u" in text and _has_lone_surrogate(value):
-        raise RowError("lone_surrogate")
+    value = decode_value(raw, max_depth=max_depth)
     if not isinstance(value, dict):
         raise RowError("not_an_object")
     return value
 
 
-def _row(raw: bytes, *, line: int, byte_offset: int) -> Row | BadRow:
+def decode_value(raw: bytes, *, max_depth: int = MAX_DEPTH) -> Any:
+    """What `raw` is in strict JSON, or a `RowError`."""
     try:
-        value = decode_object(raw)
-    except RowError as fault:
-        return BadRow(line=line, byte_offset=byte_offset, reason=fault.reason, excerpt=_excerpt(raw))
-    return Row(line=line, byte_offset=byte_offset, value=value, excerpt=_excerpt(raw))
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise RowError("invalid_utf8") from None
+    if _deeper(raw, max_depth):
+        raise RowError("too_deep")
+    text = text.strip(_BLANK_TEXT)
+    try:
+        # `decode` does the same in twice the time.
+        value, end = _SCAN(text, 0)
+    except (ValueError, StopIteration):
+        raise RowError("malformed_json") from None
+    if end != len(text):
+        raise RowError("malformed_json")
+    if _SURROGATE.search(text) and _has_lone_surrogate(value):
+        raise RowError("lone_surrogate")
+    return value
 
 
 def _pass_over_line(file: BinaryIO) -> int:
@@ -149,51 +151,23 @@ def _pass_over_line(file: BinaryIO) -> int:
     return passed
 
 
-def _elements(data: bytes, name: str) -> Iterator[tuple[int, int]]:
-    """Where the elements of the array lie, found by its brackets and commas without parsing them."""
-    begin = data.index(b"[") + 1
-    empty = True
-    depth = 1
-    for token in _TOKEN.finditer(data, begin):
-        mark = token[0]
-        empty = empty and not data[begin : token.start()].strip(_BLANK) and mark == b"]"
-        if mark in (b"[", b"{"):
-            depth += 1
-        elif mark in (b"]", b"}"):
-            depth -= 1
-        if depth == 0 or (depth == 1 and mark == b","):
-            if not empty:
-                yield begin, token.start()
-            begin = token.end()
-        if depth == 0:
-            break
-    if depth or data[begin - 1 : begin] != b"]":
-        _refuse_array(name, len(data) if depth else begin - 1, "the array is not closed")
-    if data[begin:].strip(_BLANK):
-        _refuse_array(name, begin, "text follows the array")
-
-
-def _refuse_array(name: str, at: int, what: str) -> NoReturn:
-    raise Refused(
-        f"not a JSON array, {what}", where=f"{name} byte {at}", fix="correct the file; none of its rows is kept"
-    )
-
-
-def _depth(raw: bytes) -> int:
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return 0  # cannot be too deep, and counting is far cheaper than looking
-    depth = deepest = 0
+def _deeper(raw: bytes, max_depth: int) -> bool:
+    if raw.count(b"[") + raw.count(b"{") <= max_depth:
+        return False  # cannot be, and counting is far cheaper than looking
+    depth = 0
     for token in _TOKEN.finditer(raw):
         if token[0] in (b"[", b"{"):
             depth += 1
-            deepest = max(deepest, depth)
+            if depth > max_depth:
+                return True
         elif token[0] in (b"]", b"}"):
             depth -= 1
-    return deepest
+    return False
 
 
-def _excerpt(raw: bytes) -> str:
-    return raw[: 4 * _EXCERPT].decode("utf-8", errors="replace")[:_EXCERPT]
+def excerpt(raw: bytes) -> str:
+    """The row's first characters, for a person."""
+    return without_end(raw[: 4 * _EXCERPT]).decode("utf-8", errors="replace")[:_EXCERPT]
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -231,3 +205,4 @@ def _has_lone_surrogate(value: Any) -> bool:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique_keys, parse_float=_finite, parse_int=_whole, parse_constant=_no_constant
 )
+_SCAN: Callable[[str, int], tuple[Any, int]] = _DECODER.scan_once  # type: ignore[attr-defined]

@@ -1,7 +1,9 @@
 """Which characters of a rendered conversation its model wrote.
 
-The template is given each assistant text wrapped in private marks. Where the marks come out is where the text went,
-whatever the template strips, moves or adds; taking them out must leave the plain rendering, byte for byte.
+Where each assistant text stands between the template's own header and end marker, word for word, that is read off the
+text. Otherwise the template is given each assistant text wrapped in private marks. Where the marks come out is where
+the text went, whatever the template strips, moves or adds; taking them out must leave the plain rendering, byte for
+byte.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Literal, get_args
 
 Span = tuple[int, int]
@@ -22,6 +24,8 @@ Messages = list[dict[str, Any]]
 
 _THINK_TAG = re.compile(r"(</?think>)")
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
+# In a turn's own text; the first may be opened by the generation prompt, the last may never be closed.
+_TAGGED_THOUGHT = re.compile(r"\A(?:(?!<think>).)*?</think>\s*|<think>.*?</think>\s*|\A<think>.*\Z", re.DOTALL)
 # Unicode's noncharacters: no text is meant to hold them, no template knows them, and JSON prints them as they are.
 _ALPHABETS = tuple(tuple(map(chr, range(first, first + 3))) for first in range(0xFDD0, 0xFDEE, 3))
 
@@ -34,6 +38,20 @@ class TurnForm:
     """What stands before the text the model writes: the generation prompt, then shorter forms of it."""
     end_markers: tuple[str, ...]
     """Tokens that end a turn, longest first."""
+    own: bool = False
+    """Whether every header and end marker holds a control token, which no text of a message can spell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TurnSpan:
+    """The characters of one assistant turn: from the first that the model wrote, to its end marker."""
+
+    start: int
+    end: int
+    header_end: int
+    """Where the turn's role header ends: before `start` if the generation prompt, or the template, opens a thought."""
+    thoughts: tuple[Span, ...] = ()
+    """What of start to end is thinking, with the tags around it; ascending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +67,16 @@ class Piece:
     end: int = 0
 
 
-def find_spans(
+def find_turns(
     messages: Messages, render: Callable[[Messages], str], plain: str, *, form: TurnForm, cut: frozenset[int]
-) -> tuple[Span, ...] | None:
-    """Supervised characters of `plain`, one span for each assistant message that the template printed.
+) -> tuple[TurnSpan, ...] | None:
+    """The assistant turns in `plain`, one for each assistant message that the template printed.
 
-    `plain` is what `render` makes of the messages. Messages in `cut` have no end marker of their own. None when the
-    template does more to the texts than can be followed.
+    `plain` is what `render` makes of the messages, none of which spells a control token. Messages in `cut` have no end
+    marker of their own. None when the template does more to the texts than can be followed.
     """
+    if form.own and not cut and (turns := read_off(messages, plain, form)) is not None:
+        return turns
     alphabet = next((a for a in _ALPHABETS if not any(mark in plain for mark in a)), None)
     if alphabet is None:
         return None
@@ -65,8 +85,72 @@ def find_spans(
         marked = render([marker.message(i, message) for i, message in enumerate(messages)])
         pieces = marker.found_in(marked, plain)
         if pieces is not None:
-            return _spans(pieces, plain, form, cut)
+            return _turns(pieces, plain, form, cut)
     return None
+
+
+def read_off(messages: Messages, plain: str, form: TurnForm) -> tuple[TurnSpan, ...] | None:
+    """The turns of a template that prints plain answers word for word between header and end marker; None otherwise.
+
+    Without a second rendering. Exact, since only the template can write the control tokens of header and marker.
+    """
+    longest, shortest = form.headers[0], form.headers[-1]
+    turns: list[TurnSpan] = []
+    read = 0
+    for message in messages:
+        if message["role"] != "assistant":
+            continue
+        content = message["content"]
+        at = plain.find(shortest, read)
+        if at < 0 or not content or "tool_calls" in message or message.get("reasoning_content"):
+            return None
+        header_end = at + len(shortest)
+        start = at + len(longest) if plain.startswith(longest, at) else header_end
+        empty = _EMPTY_THOUGHT.match(plain, start)
+        if _THINK_TAG.search(content):
+            return None
+        start = empty.end() if empty else start
+        end = start + len(content)
+        marker = next((m for m in form.end_markers if plain.startswith(m, end)), None)
+        if marker is None or not plain.startswith(content, start):
+            return None
+        read = end + len(marker)
+        turns.append(TurnSpan(start=start, end=read, header_end=header_end))
+    return tuple(turns) if plain.find(shortest, read) < 0 else None
+
+
+def marked_turns(text: str, form: TurnForm) -> tuple[TurnSpan, ...]:
+    """The assistant turns of a text that is a rendered conversation already; none when no header of theirs is in it.
+
+    Every control token in such a text is one. A turn without an end marker goes on to the end of the text.
+    """
+    if not form.own:
+        return ()
+    longest, shortest = form.headers[0], form.headers[-1]
+    turns: list[TurnSpan] = []
+    at = text.find(shortest)
+    while at >= 0:
+        header_end = at + len(shortest)
+        start = at + len(longest) if text.startswith(longest, at) else header_end
+        ends = [found + len(marker) for marker in form.end_markers if (found := text.find(marker, start)) >= 0]
+        end = min(ends, default=len(text))
+        empty = _EMPTY_THOUGHT.match(text, start, end)
+        start = empty.end() if empty else start
+        if start < end:
+            turns.append(
+                TurnSpan(start=start, end=end, header_end=header_end, thoughts=_thoughts((), text, start, end))
+            )
+        at = text.find(shortest, end)
+    return tuple(turns)
+
+
+def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """Spans with holes taken out of them; both ascending."""
+    left: list[Span] = []
+    for start, end in spans:
+        edges = [(start, start), *((max(a, start), min(b, end)) for a, b in holes if a < end and b > start), (end, end)]
+        left += [(before, after) for (_, before), (after, _) in pairwise(edges) if before < after]
+    return left
 
 
 class _Marker:
@@ -145,37 +229,59 @@ class _Marker:
         return found if turns == sorted(turns) else None
 
 
-def _spans(pieces: Sequence[Piece], plain: str, form: TurnForm, cut: frozenset[int]) -> tuple[Span, ...]:
+def _turns(pieces: Sequence[Piece], plain: str, form: TurnForm, cut: frozenset[int]) -> tuple[TurnSpan, ...]:
     if not pieces:
         return ()
     turns = [list(group) for _, group in groupby(pieces, key=lambda piece: piece.message)]
     limits = [turn[0].start for turn in turns[1:]] + [len(plain)]
-    spans: list[Span] = []
+    found: list[TurnSpan] = []
     for turn, limit in zip(turns, limits, strict=True):
-        start = _start(turn[0], plain, form, lowest=spans[-1][1] if spans else 0)
-        spans.append((start, _end(turn[-1], plain, form, limit=limit, cut=turn[0].message in cut)))
-    return tuple(spans)
+        header_end, start = _start(turn[0], plain, form, lowest=found[-1].end if found else 0)
+        end = _end(turn[-1], plain, form, limit=limit, cut=turn[0].message in cut)
+        thoughts = _thoughts(turn, plain, start, end)
+        found.append(TurnSpan(start=start, end=end, header_end=header_end, thoughts=thoughts))
+    return tuple(found)
 
 
-def _start(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> int:
+def _start(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> Span:
+    """Where the turn's header ends, and where the model begins."""
     opening = _header_end(first, plain, form, lowest=lowest)
     if opening is None:
-        return first.start
+        return first.start, first.start
+    header_end, begins = opening
     if first.kind == "body":
-        return opening if plain[opening : first.start] == first.lead else first.start
+        return header_end, begins if plain[begins : first.start] == first.lead else first.start
     # The model opens its thought or call itself; a thought that the template left empty is not the model's.
-    empty = _EMPTY_THOUGHT.match(plain, opening, first.start)
-    return empty.end() if empty else opening
+    empty = _EMPTY_THOUGHT.match(plain, begins, first.start)
+    return header_end, empty.end() if empty else begins
 
 
-def _header_end(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> int | None:
+def _header_end(first: Piece, plain: str, form: TurnForm, *, lowest: int) -> Span | None:
+    """Where the role header ends, and where the generation prompt does that begins with it."""
     for header in form.headers:
         at = plain.rfind(header, lowest, first.start)
         end = at + len(header)
         # A header with an end marker after it is a quotation in somebody else's turn.
         if at >= 0 and not any(plain.find(marker, end, first.start) >= 0 for marker in form.end_markers):
-            return end
+            return at + len(form.headers[-1]), end
     return None
+
+
+def _thoughts(turn: Sequence[Piece], plain: str, start: int, end: int) -> tuple[Span, ...]:
+    """The thoughts of a turn with their tags, up to the text or call that follows."""
+    found = [(start + t.start(), start + t.end()) for t in _TAGGED_THOUGHT.finditer(plain[start:end])]
+    # Other tags than these are known by what stands before and after the thought.
+    for piece, after in zip(turn, [*turn[1:], None][: len(turn)], strict=True):
+        if piece.kind == "reasoning":
+            first = start if piece is turn[0] else piece.start
+            found.append((first, after.start if after and after.kind == "body" else piece.end))
+    joined: list[Span] = []
+    for first, last in sorted(found):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
+        else:
+            joined.append((first, last))
+    return tuple(joined)
 
 
 def _end(last: Piece, plain: str, form: TurnForm, *, limit: int, cut: bool) -> int:

@@ -16,16 +16,19 @@ def prompt_hash(first_user_text: str) -> int:
 
 
 def held_out(hashes: Collection[int], validation_fraction: float) -> frozenset[int]:
-    """The prompt hashes that go to validation: those in the lowest `validation_fraction` of all possible ones.
-
-    Being a threshold, it moves no prompt when others come or go. Only where it would leave a side empty, with a
-    fraction above 0 and two prompts or more, does the lowest (or highest) hash go over.
-    """
-    distinct = frozenset(hashes)
-    if validation_fraction == 0 or len(distinct) < 2:
+    """The prompt hashes that go to validation: those below `side_threshold`."""
+    if not hashes:
         return frozenset()
-    threshold = int(validation_fraction * _HASHES)
-    lower = frozenset(h for h in distinct if h < threshold)
-    if not lower:
-        return frozenset({min(distinct)})
-    return lower - {max(distinct)} if lower == distinct else lower
+    threshold = side_threshold(min(hashes), max(hashes), validation_fraction)
+    return frozenset(h for h in hashes if h < threshold)
+
+
+def side_threshold(lowest: int, highest: int, validation_fraction: float) -> int:
+    """Prompt hashes below it are held out, of a corpus whose hashes lie between these two.
+
+    It is the lowest `validation_fraction` of all possible hashes, so it moves no prompt when others come or go. Only
+    where it would leave a side empty, with a fraction above 0 and two prompts or more, does it move to take one over.
+    """
+    if validation_fraction == 0 or lowest == highest:
+        return 0
+    return min(max(int(validation_fraction * _HASHES), lowest + 1), highest)

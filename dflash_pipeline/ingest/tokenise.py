@@ -3,109 +3,162 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding
 
 from dflash_pipeline.contracts.conversation import Conversation
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.sample import DroppedSample, DropReason, Sample
-from dflash_pipeline.ingest.chat import ChatRenderer, NotRendered, Rendered
-from dflash_pipeline.ingest.spans import Span
+from dflash_pipeline.ingest.chat import ChatRenderer, Rendered, Renderer
+from dflash_pipeline.ingest.encoder import Ids, TextEncoder
+from dflash_pipeline.ingest.spans import Span, marked_turns, without
+from dflash_pipeline.ingest.template import NotRendered
+
+Outcome = Sample | DroppedSample
 
 CONVERSATIONS_AT_ONCE = 256
 """Texts the tokenizer gets together, so that it can use every core. Changes speed, never a token."""
 
 
-def tokenise(
-    conversations: Iterable[Conversation],
-    renderer: ChatRenderer,
-    *,
-    max_length: int,
-    overlong: Literal["truncate", "drop"],
-    supervise: Literal["all", "last"] = "all",
-) -> Iterator[Sample | DroppedSample]:
-    """One sample or one reason for each conversation, in the order given.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRule:
+    """What of a conversation becomes tokens, and which of them carry a loss."""
 
-    A text above `max_length` tokens is cut on the right, with nothing added, or dropped. `supervise="last"` puts a loss
-    on the last assistant turn alone. A sample needs two supervised tokens in a row: one to draft from, one to draft.
+    max_length: int
+    """Longest sample in tokens."""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """A longer one is cut on the right, with nothing added, or dropped."""
+    supervise: Literal["all", "last"] = "all"
+    """Assistant turns that carry the loss."""
+    thinking: bool = True
+    """Whether thoughts carry it too, with their tags."""
+    generation_prefix: bool = False
+    """Whether what the generation prompt or the template opens after the role header (`<think>`) carries it too."""
+
+    def __post_init__(self) -> None:
+        if self.max_length < 2:
+            raise Refused(
+                f"max_length {self.max_length} leaves nothing to draft", where="tokenise", fix="allow at least 2 tokens"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokeniser:
+    """All that turns conversations into samples; can be sent to another process.
+
+    In three steps, so that rendering goes on while the tokenizer works outside of Python.
     """
-    if max_length < 2:
-        raise Refused(
-            f"max_length {max_length} leaves nothing to draft", where="tokenise", fix="allow at least 2 tokens"
-        )
-    rest = iter(conversations)
-    while batch := list(islice(rest, CONVERSATIONS_AT_ONCE)):
-        outcomes = [_rendered(conversation, renderer) for conversation in batch]
-        encodings = _encoded([o.text for o in outcomes if isinstance(o, Rendered)], renderer)
-        for conversation, outcome in zip(batch, outcomes, strict=True):
-            if not isinstance(outcome, Rendered):
-                yield DroppedSample(conversation_id=conversation.conversation_id, reason=outcome)
-                continue
-            ids, offsets = next(encodings)
-            characters = outcome.spans if supervise == "all" else outcome.spans[-1:]
-            spans = token_spans(characters, offsets)
-            yield _sample(conversation, ids, spans, max_length=max_length, drop=overlong == "drop")
 
+    renderer: Renderer
+    encoder: TextEncoder
+    rule: TokenRule
 
-def token_spans(characters: Sequence[Span], offsets: npt.NDArray[np.int64]) -> list[Span]:
-    """Runs of tokens that lie wholly inside the character spans; `offsets` holds each token's first and last + 1.
+    def __call__(self, conversations: Sequence[Conversation]) -> list[Outcome]:
+        """One sample or one reason for each conversation, in the order given."""
+        rendered = self.render(conversations)
+        return self.finish(conversations, rendered, self.encode(rendered))
 
-    Spans that touch become one. A token across a span's edge stands for text of the template too, and is left out.
-    """
-    starts, ends = offsets[:, 0], offsets[:, 1]
-    runs: list[Span] = []
-    for first, last in characters:
-        # By its end as well: some tokenizers report a lone space as nothing, at its right edge.
-        low = max(np.searchsorted(starts, first, "left"), np.searchsorted(ends, first, "right"))
-        high = np.searchsorted(ends, last, "right")
-        if low >= high:
-            continue
-        if runs and runs[-1][1] == low:
-            runs[-1] = (runs[-1][0], int(high))
+    def render(self, conversations: Sequence[Conversation]) -> list[Rendered | DropReason | None]:
+        """Text, or why there is none; None where none is needed: tokens are there, or the text is a plain document."""
+        return [self._rendered(conversation) for conversation in conversations]
+
+    def encode(self, rendered: Sequence[Rendered | DropReason | None]) -> list[Encoding]:
+        return self.encoder.encode([r.text for r in rendered if isinstance(r, Rendered)])
+
+    def finish(
+        self,
+        conversations: Sequence[Conversation],
+        rendered: Sequence[Rendered | DropReason | None],
+        encodings: Sequence[Encoding],
+    ) -> list[Outcome]:
+        rest = iter(encodings)
+        return [
+            self._from_text(conversation, outcome, next(rest))
+            if isinstance(outcome, Rendered)
+            else self._without_template(conversation)
+            if outcome is None
+            else DroppedSample(conversation_id=conversation.conversation_id, reason=outcome)
+            for conversation, outcome in zip(conversations, rendered, strict=True)
+        ]
+
+    def _rendered(self, conversation: Conversation) -> Rendered | DropReason | None:
+        if conversation.document is not None:
+            turns = marked_turns(conversation.document, self.renderer.form)
+            return Rendered(text=conversation.document, turns=turns) if turns else None
+        if conversation.tokenised is not None:
+            return None
+        # One conversation that a template refuses must not cost the others; the reason is counted.
+        try:
+            return self.renderer.render(conversation)
+        except NotRendered as refusal:
+            return refusal.reason
+
+    def _from_text(self, conversation: Conversation, rendered: Rendered, encoding: Encoding) -> Outcome:
+        characters = self._supervised(rendered)
+        if rendered.kept:
+            encoded = self.encoder.encode_keeping(rendered.text, rendered.kept, characters)
         else:
-            runs.append((int(low), int(high)))
-    return runs
+            encoded = self.encoder.read(encoding, rendered.text, characters)
+        if encoded is None:
+            return DroppedSample(conversation_id=conversation.conversation_id, reason="control_text")
+        return self._sample(conversation, *encoded)
+
+    def _supervised(self, rendered: Rendered) -> list[Span]:
+        turns = rendered.turns if self.rule.supervise == "all" else rendered.turns[-1:]
+        prefix = self.rule.generation_prefix
+        spans = [(turn.header_end if prefix else turn.start, turn.end) for turn in turns]
+        return spans if self.rule.thinking else without(spans, [t for turn in turns for t in turn.thoughts])
+
+    def _without_template(self, conversation: Conversation) -> Outcome:
+        if conversation.document is not None:
+            ids, mask = self.encoder.encode_document(conversation.document)
+            return self._sample(conversation, ids, runs(mask))
+        assert conversation.tokenised is not None  # By `_rendered`.
+        ids = np.array(conversation.tokenised.token_ids, dtype=np.int32)
+        if int(ids.max()) >= self.encoder.num_ids:
+            return DroppedSample(conversation_id=conversation.conversation_id, reason="unknown_token")
+        return self._sample(conversation, ids, runs(np.array(conversation.tokenised.loss_mask, dtype=np.bool_)))
+
+    def _sample(self, conversation: Conversation, ids: Ids, spans: Sequence[Span]) -> Outcome:
+        longest = self.rule.max_length
+        kept = [(start, min(end, longest)) for start, end in spans if start < longest]
+        reason: DropReason | None = None
+        if self.rule.overlong == "drop" and ids.size > longest:
+            reason = "too_long"
+        elif not kept:
+            reason = "no_supervised_tokens"
+        elif all(end - start < 2 for start, end in kept):
+            # One to draft from, one to draft.
+            reason = "too_few_supervised_tokens"
+        if reason is not None:
+            return DroppedSample(conversation_id=conversation.conversation_id, reason=reason)
+        return Sample(
+            conversation_id=conversation.conversation_id,
+            split=conversation.split,
+            # A copy: a view would keep the whole of an overlong text alive.
+            input_ids=ids[:longest].copy() if ids.size > longest else ids,
+            spans=tuple(kept),
+            num_cut=max(int(ids.size) - longest, 0),
+        )
 
 
-def _rendered(conversation: Conversation, renderer: ChatRenderer) -> Rendered | DropReason:
-    # One conversation that a template refuses must not cost the others; the reason is counted.
-    try:
-        return renderer.render(conversation)
-    except NotRendered as refusal:
-        return refusal.reason
+def tokeniser(renderer: ChatRenderer, rule: TokenRule) -> Tokeniser:
+    return Tokeniser(renderer=renderer.renderer, encoder=renderer.encoder, rule=rule)
 
 
-def _encoded(
-    texts: Sequence[str], renderer: ChatRenderer
-) -> Iterator[tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]]:
-    if not texts:
-        return
-    # The template has printed every special token already.
-    batch = renderer.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True):
-        yield np.asarray(ids, dtype=np.int32), np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
+def tokenise(conversations: Iterable[Conversation], renderer: ChatRenderer, rule: TokenRule) -> Iterator[Outcome]:
+    """One sample or one reason for each conversation, in the order given, all in this process."""
+    rest, one = iter(conversations), tokeniser(renderer, rule)
+    while batch := list(islice(rest, CONVERSATIONS_AT_ONCE)):
+        yield from one(batch)
 
 
-def _sample(
-    conversation: Conversation, ids: npt.NDArray[np.int32], spans: Sequence[Span], *, max_length: int, drop: bool
-) -> Sample | DroppedSample:
-    kept = [(start, min(end, max_length)) for start, end in spans if start < max_length]
-    reason: DropReason | None = None
-    if drop and ids.size > max_length:
-        reason = "too_long"
-    elif not kept:
-        reason = "no_supervised_tokens"
-    elif all(end - start < 2 for start, end in kept):
-        reason = "too_few_supervised_tokens"
-    if reason is not None:
-        return DroppedSample(conversation_id=conversation.conversation_id, reason=reason)
-    return Sample(
-        conversation_id=conversation.conversation_id,
-        split=conversation.split,
-        # A copy: a view would keep the whole of an overlong text alive.
-        input_ids=ids[:max_length].copy(),
-        spans=tuple(kept),
-    )
+def runs(mask: npt.NDArray[np.bool_]) -> list[Span]:
+    """Where a mask is set: from and up to (not with) these positions, ascending."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]

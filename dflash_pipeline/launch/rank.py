@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import torch
 from dagster_pipes import open_dagster_pipes
@@ -23,6 +22,7 @@ from dagster_pipes import open_dagster_pipes
 from dflash_pipeline.contracts.errors import DflashError
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.contracts.run import Attempt, RunRecord
+from dflash_pipeline.launch.leaving import run_and_leave
 from dflash_pipeline.launch.lifeline import watch_lifeline
 from dflash_pipeline.launch.rank_trackers import PipesLog, RunBook, Trackers
 from dflash_pipeline.launch.torchrun import rank_error_path
@@ -167,22 +167,5 @@ def _params(config: LaunchConfig, trainer: Trainer, attempt: Attempt) -> Params:
     }
 
 
-def run_and_leave(arguments: Sequence[str]) -> NoReturn:
-    """Run this rank and end the process at once, past the interpreter's own end.
-
-    Destroying a gloo group can wait forever: its destructor holds Python's lock and wants the group's, whose holder, a
-    gloo thread that lets go of a tensor, wants Python's. Everything that must be written is written before.
-    """
-    try:
-        code = main(arguments)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    run_and_leave(sys.argv[1:])
+    run_and_leave(main, sys.argv[1:])

@@ -85,4 +85,6 @@ def _first_error(run_dir: Path) -> str:
     if not errors:
         return "no rank wrote why (a rank killed from outside cannot: look for lack of memory)"
     lines = errors[0].read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+    if len(lines) == 1:
+        return f"{errors[0].name} says: {lines[0]}"
     return "\n".join([f"{errors[0].name} ends:", *lines[-LAST_LINES:], ""])

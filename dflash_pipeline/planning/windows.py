@@ -18,6 +18,10 @@ from dflash_pipeline.planning.radix import sort_with
 
 SAMPLES_A_WINDOW = 14_000
 """Padding lost by sorting inside windows grows with their number: 0.2 % at this size, whatever the corpus."""
+FEWEST_WINDOWS = 8
+BUDGETS_A_WINDOW = 150
+"""A small corpus gets several windows too, or the same samples would always meet, as long as each window fills that
+many micro-batches: 0.8 % of padding at most."""
 WINDOWS_A_CHUNK = 256
 TIE_BITS = 8
 """Bits of the key by which samples of one length are shuffled."""
@@ -31,10 +35,14 @@ class Windows:
     starts: Ints
 
 
-def random_windows(lengths: Ints, *, longest: int, base: np.uint64) -> Windows:
+def random_windows(lengths: Ints, *, longest: int, token_budget: int, base: np.uint64) -> Windows:
     """Windows over all samples of 1 to `longest` tokens; `lengths` are indexed by sample id, `base` is a `stream`."""
-    usable = usable_ids(lengths, longest).size if lengths.min() < 1 or lengths.max() > longest else lengths.size
-    num_windows = max(1, round(usable / SAMPLES_A_WINDOW))
+    usable, tokens = lengths.size, int(lengths.sum())
+    if lengths.min() < 1 or lengths.max() > longest:
+        ids = usable_ids(lengths, longest)
+        usable, tokens = ids.size, int(lengths[ids].sum())
+    few = min(FEWEST_WINDOWS, tokens // (token_budget * BUDGETS_A_WINDOW))
+    num_windows = max(1, few, round(usable / SAMPLES_A_WINDOW))
     ids, starts = _scatter(lengths, longest, base, num_windows)
     _sort_windows(ids, starts, lengths, longest, base)
     return Windows(sample_ids=ids, starts=starts)

@@ -125,7 +125,7 @@ def _prompts(recipe: Recipe, storage: Storage, ingestion: Ingestion) -> Sequence
             recipe.evaluation.prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=limit
         )
     conversations = Warehouse(storage.warehouse).conversations(ingestion.fingerprint)
-    held_out = [c for c in conversations if c.split == "validation"][:limit]
+    held_out = [c for c in conversations if c.split == "validation" and c.messages][:limit]
     if not held_out:
         raise Refused(
             "no conversation is held out to measure on",

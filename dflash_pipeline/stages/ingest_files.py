@@ -11,7 +11,7 @@ from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.ingest.chat import load_tokenizer
-from dflash_pipeline.recipe import Data, Recipe, Responses, Source, Target
+from dflash_pipeline.recipe import Data, Format, Mapped, Recipe, Responses, Source, Target
 from dflash_pipeline.stages.conversations import make_conversations
 from dflash_pipeline.stages.responses import make_responses
 from dflash_pipeline.stages.tokens import TOKENIZER_FOLDER, make_snapshot, open_tokens
@@ -25,9 +25,11 @@ class IngestRequest:
     """What the command line says."""
 
     sources: tuple[Path, ...]
+    """Files, folders or patterns."""
     tokenizer: Path
     chat_template: Path | None
-    mapping: Mapping[Literal["system", "user", "assistant"], str]
+    mapping: Mapping[Mapped, str]
+    format: Format | None
     supervise: Literal["all", "last"]
     max_length: int
     overlong: Literal["truncate", "drop"]
@@ -38,7 +40,7 @@ class IngestRequest:
         return Recipe(
             name="ingest",
             data=Data(
-                sources=[Source(path=path, map=dict(self.mapping)) for path in self.sources],
+                sources=[Source(path=path, map=dict(self.mapping), format=self.format) for path in self.sources],
                 max_row_bytes=self.max_row_bytes,
                 validation_fraction=0.0,
                 max_length=self.max_length,
@@ -57,7 +59,7 @@ def ingest_files(request: IngestRequest, storage_dir: Path, *, known: dict[str, 
     known.update(_row_facts(ingestion))
     if ingestion.accepted == 0:
         raise Refused(
-            f"no row was accepted of {ingestion.rejected} rejected",
+            f"no row was accepted of {ingestion.rejected} rejected" + _unread(ingestion),
             where=", ".join(str(path) for path in request.sources),
             fix="see `dflash rejected` for each row's reason, and --map for rows that hold turns in fields",
         )
@@ -112,7 +114,19 @@ def _row_facts(ingestion: Ingestion) -> dict[str, Any]:
         "exact_duplicates": ingestion.exact_duplicates,
         "by_reason": dict(ingestion.by_reason),
         "files": [
-            {"path": s.file, "accepted": s.accepted, "rejected": s.rejected, "error": s.error}
+            {
+                "path": s.file,
+                "accepted": s.accepted,
+                "rejected": s.rejected,
+                "exact_duplicates": s.exact_duplicates,
+                "error": s.error,
+            }
             for s in ingestion.sources
         ],
+        "num_prompts": ingestion.num_prompts,
     }
+
+
+def _unread(ingestion: Ingestion) -> str:
+    errors = [source.error for source in ingestion.sources if source.error is not None]
+    return "".join(f"; {error}" for error in errors[:3])

@@ -108,7 +108,7 @@ def make_responses(recipe: Recipe, storage: Storage, ingestion: Ingestion) -> Ma
         return Made(record=record, reused=True)
     answering = open_answering(recipe, storage)
     speaker = Speaker(recipe, answering)
-    conversations = answering.warehouse.conversations(ingestion.fingerprint)
+    conversations = _to_be_answered(answering.warehouse, ingestion)
     answered, num_empty = answer_conversations(conversations, answering, speaker.speak)
     answers = [m for c in answered for m in c.messages if m.role == "assistant"]
     record = AnswerSet(
@@ -128,9 +128,16 @@ def conversations_with_answers(
     if answers.fingerprint == SOURCE_ANSWERS:
         return Warehouse(storage.warehouse).conversations(ingestion.fingerprint)
     answering = open_answering(recipe, storage)
-    conversations = answering.warehouse.conversations(ingestion.fingerprint)
+    conversations = _to_be_answered(answering.warehouse, ingestion)
     answered, _ = answer_conversations(conversations, answering, _refuse_missing)
     return answered
+
+
+def _to_be_answered(warehouse: Warehouse, ingestion: Ingestion) -> list[Conversation]:
+    """The conversations, and the prompts that came without an answer, in canonical order."""
+    prompts = [prompt for batch in warehouse.stream_prompts(ingestion.fingerprint) for prompt in batch]
+    conversations = warehouse.conversations(ingestion.fingerprint) + prompts
+    return sorted(conversations, key=lambda c: (c.split == "validation", c.conversation_id))
 
 
 def answer_conversations(

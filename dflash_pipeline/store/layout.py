@@ -18,6 +18,11 @@ class Storage:
         return self.root / "warehouse.duckdb"
 
     @property
+    def exclusions(self) -> Path:
+        """Samples that a person has taken out."""
+        return self.root / "exclusions.jsonl"
+
+    @property
     def snapshots(self) -> Path:
         return self.root / "snapshots"
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from dflash_pipeline.contracts.conversation import Conversation, Message, RejectedRow
+from dflash_pipeline.contracts.conversation import Conversation, Message, PreTokenised, RejectedRow
 from dflash_pipeline.contracts.errors import ContractBroken
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised when a table changes; an older file is refused, never guessed at."""
 
 # No keys or indexes: every save deletes and inserts in one transaction, which DuckDB's unique indexes do not bear.
@@ -20,11 +20,12 @@ SCHEMA = """
 CREATE TABLE schema_version (version INTEGER);
 CREATE TABLE ingestions (ordinal BIGINT, fingerprint VARCHAR, record VARCHAR);
 CREATE TABLE sources (
-    ingestion VARCHAR, file VARCHAR, sha256 VARCHAR, accepted BIGINT, rejected BIGINT, exact_duplicates BIGINT,
-    error VARCHAR);
+    ingestion VARCHAR, ordinal BIGINT, file VARCHAR, sha256 VARCHAR, accepted BIGINT, rejected BIGINT,
+    exact_duplicates BIGINT, error VARCHAR);
 CREATE TABLE conversations (
-    ingestion VARCHAR, ordinal BIGINT, conversation_id VARCHAR, split VARCHAR, file VARCHAR, line BIGINT,
-    messages VARCHAR, tools VARCHAR);
+    ingestion VARCHAR, answered BOOLEAN, ordinal BIGINT, size BIGINT, conversation_id VARCHAR, split VARCHAR,
+    file VARCHAR, line BIGINT, messages VARCHAR, tools VARCHAR, document VARCHAR,
+    token_ids INTEGER[], loss_mask BOOLEAN[]);
 CREATE TABLE rejected_rows (
     ingestion VARCHAR, ordinal BIGINT, file VARCHAR, line BIGINT, byte_offset BIGINT, conversation_id VARCHAR,
     reason VARCHAR, excerpt VARCHAR);
@@ -35,7 +36,7 @@ CREATE TABLE sequences (
     num_tokens BIGINT, num_supervised BIGINT);
 CREATE TABLE length_histogram (snapshot VARCHAR, length BIGINT, count BIGINT);
 CREATE TABLE boundaries (snapshot VARCHAR, fingerprint VARCHAR, record VARCHAR);
-CREATE TABLE plans (fingerprint VARCHAR, snapshot VARCHAR, record VARCHAR);
+CREATE TABLE plans (fingerprint VARCHAR, snapshot VARCHAR, folder VARCHAR, record VARCHAR);
 CREATE TABLE epochs (
     plan VARCHAR, epoch BIGINT, num_steps BIGINT, num_micro_batches BIGINT, num_fillers BIGINT, num_samples BIGINT,
     num_dropped BIGINT, real_tokens BIGINT, padded_tokens BIGINT, supervised_tokens BIGINT, cost DOUBLE,
@@ -46,27 +47,6 @@ CREATE TABLE spikes (
     run VARCHAR, global_step BIGINT, epoch BIGINT, step BIGINT, bucket BIGINT, loss DOUBLE, expected_loss DOUBLE);
 """
 
-SOURCES = pa.schema(
-    {
-        "file": pa.string(),
-        "sha256": pa.string(),
-        "accepted": pa.int64(),
-        "rejected": pa.int64(),
-        "exact_duplicates": pa.int64(),
-        "error": pa.string(),
-    }
-)
-CONVERSATIONS = pa.schema(
-    {
-        "ordinal": pa.int64(),
-        "conversation_id": pa.string(),
-        "split": pa.string(),
-        "file": pa.string(),
-        "line": pa.int64(),
-        "messages": pa.large_string(),
-        "tools": pa.large_string(),
-    }
-)
 REJECTED_ROWS = pa.schema(
     {
         "ordinal": pa.int64(),
@@ -117,8 +97,6 @@ SPIKES = pa.schema(
     }
 )
 
-CHUNK = 4096
-"""Conversations turned into or from rows at a time."""
 _MESSAGES = TypeAdapter(tuple[Message, ...])
 
 
@@ -131,25 +109,13 @@ def record_table(records: Sequence[object], schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def conversation_tables(conversations: Sequence[Conversation]) -> Iterator[pa.Table]:
-    """The conversations in their order, some thousand at a time, so that their JSON is never in memory as a whole."""
-    for begin in range(0, len(conversations), CHUNK):
-        chunk = conversations[begin : begin + CHUNK]
-        columns: dict[str, list[Any]] = {
-            "ordinal": list(range(begin, begin + len(chunk))),
-            "conversation_id": [c.conversation_id for c in chunk],
-            "split": [c.split for c in chunk],
-            "file": [c.file for c in chunk],
-            "line": [c.line for c in chunk],
-            "messages": [_MESSAGES.dump_json(c.messages, exclude_defaults=True).decode() for c in chunk],
-            "tools": [c.tools for c in chunk],
-        }
-        yield pa.table(columns, schema=CONVERSATIONS)
+def messages_json(messages: tuple[Message, ...]) -> str:
+    return _MESSAGES.dump_json(messages, exclude_defaults=True).decode()
 
 
 def conversation(row: tuple[Any, ...]) -> Conversation:
-    """A row of conversation_id, messages, split, file, line, tools."""
-    conversation_id, messages, split, file, line, tools = row
+    """A row of conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask."""
+    conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask = row
     return Conversation(
         conversation_id=conversation_id,
         messages=_MESSAGES.validate_json(messages),
@@ -157,6 +123,8 @@ def conversation(row: tuple[Any, ...]) -> Conversation:
         file=file,
         line=line,
         tools=tools,
+        document=document,
+        tokenised=PreTokenised(token_ids=tuple(token_ids), loss_mask=tuple(loss_mask)) if token_ids else None,
     )
 
 

@@ -35,8 +35,10 @@ class ShardFile:
     num_tokens: int
 
 
-def write_shards(folder: Path, samples: Iterable[Sample], *, tokens_per_shard: int = 2**26) -> list[ShardFile]:
+def write_shards(folder: Path, samples: Iterable[Sample], *, tokens_per_shard: int = 2**23) -> list[ShardFile]:
     """Write samples in the order given: the first is sample 0. A shard ends with the sample that fills it.
+
+    A shard is in memory until it is written, twice at its end.
 
     `folder` exists, and becomes durable with its caller (`store.files.new_folder`).
     """
@@ -82,6 +84,11 @@ class TokenStore:
             mask[start:end] = True
         return mask
 
+    def supervised_spans(self, sample_id: int) -> tuple[tuple[int, int], ...]:
+        """Where those tokens are: from and up to (not with) these positions, ascending."""
+        shard, row = self._find(sample_id)
+        return tuple((start, end) for start, end in shard.spans(row).tolist())
+
     def conversation_id(self, sample_id: int) -> str:
         shard, row = self._find(sample_id)
         return shard.conversation_id(row)
@@ -98,6 +105,20 @@ class TokenStore:
     def num_supervised(self) -> npt.NDArray[np.int64]:
         """Supervised tokens of every sample, by sample id."""
         return np.concatenate([np.zeros(0, np.int64), *(shard.num_supervised() for shard in self._shards)])
+
+    def catalogue(self) -> pa.Table:
+        """One row a sample, in order of sample id: `sample_id`, `conversation_id`, `shard`, `row`, and its lengths."""
+        counts = [shard.num_samples for shard in self._shards]
+        return pa.table(
+            {
+                "sample_id": np.arange(self.num_samples),
+                "conversation_id": pa.chunked_array([s.conversation_ids for s in self._shards], pa.string()),
+                "shard": pa.array(np.repeat(np.array(self._names, dtype=object), counts), pa.string()),
+                "row": np.concatenate([np.zeros(0, np.int64), *map(np.arange, counts)]),
+                "num_tokens": self.lengths(),
+                "num_supervised": self.num_supervised(),
+            }
+        )
 
     def _find(self, sample_id: int) -> tuple[_Shard, int]:
         at, row = self._locate(sample_id)
@@ -119,7 +140,7 @@ class _Shard:
 
     def __init__(self, path: Path) -> None:
         batch = _mapped(path)
-        self._conversation_ids = batch.column(0)
+        self.conversation_ids = batch.column(0)
         ids, spans = batch.column(1), batch.column(2)
         self._ids: npt.NDArray[np.int32] = ids.values.to_numpy(zero_copy_only=True)
         self._id_offsets = ids.offsets.to_numpy(zero_copy_only=True)
@@ -134,7 +155,7 @@ class _Shard:
         return self._pairs[self._span_offsets[row] // 2 : self._span_offsets[row + 1] // 2]
 
     def conversation_id(self, row: int) -> str:
-        return str(self._conversation_ids[row].as_py())
+        return str(self.conversation_ids[row].as_py())
 
     def lengths(self) -> npt.NDArray[np.int64]:
         lengths: npt.NDArray[np.int64] = np.diff(self._id_offsets).astype(np.int64)

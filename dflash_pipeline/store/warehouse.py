@@ -5,13 +5,14 @@ Used on the build side only, and in short transactions. Every save may be repeat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from dflash_pipeline.contracts.conversation import Conversation, Ingestion, RejectedRow
+from dflash_pipeline.contracts.conversation import Conversation, Ingestion, Reason, RejectedRow
 from dflash_pipeline.contracts.corpus import LengthStatistics
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.events import SpikeRecord
@@ -19,7 +20,13 @@ from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.store import tables
 from dflash_pipeline.store.database import Connection, Database
+from dflash_pipeline.store.ingestions import IngestionDraft
+from dflash_pipeline.store.manifest_views import manifest_views
+from dflash_pipeline.store.plans import plan_folder
 
+# Opening a large file takes about as long as reading this many short rows of it.
+_BATCH_ROWS = 16_384
+_BATCH_SIZE = 32 * 2**20
 WAIT_SECONDS = 60.0
 """How long a call waits for another process to let go of the file."""
 
@@ -35,48 +42,40 @@ class Warehouse:
     def find_ingestion(self, fingerprint: str) -> Ingestion | None:
         return self.database.read(lambda connection: _ingestion(connection, fingerprint))
 
-    def save_ingestion(
-        self, ingestion: Ingestion, conversations: Sequence[Conversation], rejected: Sequence[RejectedRow]
-    ) -> None:
-        """Everything of one ingestion, in the order given, in place of what was saved under its fingerprint."""
+    def write_ingestion(self, fingerprint: str, read: Callable[[IngestionDraft], Ingestion]) -> Ingestion:
+        """Everything of one ingestion, in place of what was saved under its fingerprint; all of it or nothing.
 
-        def act(connection: Connection) -> None:
-            key = [ingestion.fingerprint]
-            connection.execute("DELETE FROM ingestions WHERE fingerprint = ?", key)
-            connection.execute("DELETE FROM sources WHERE ingestion = ?", key)
-            connection.execute("DELETE FROM conversations WHERE ingestion = ?", key)
-            connection.execute("DELETE FROM rejected_rows WHERE ingestion = ?", key)
-            connection.execute(
-                "INSERT INTO ingestions SELECT coalesce(max(ordinal) + 1, 0), ?, ? FROM ingestions",
-                [*key, _json(ingestion)],
-            )
-            sources = tables.record_table(ingestion.sources, tables.SOURCES)
-            _insert(connection, "INSERT INTO sources SELECT ?, * FROM incoming", sources, key)
-            for chunk in tables.conversation_tables(conversations):
-                _insert(connection, "INSERT INTO conversations SELECT ?, * FROM incoming", chunk, key)
-            rows = tables.record_table(rejected, tables.REJECTED_ROWS)
-            _insert(connection, "INSERT INTO rejected_rows SELECT ?, * FROM incoming", rows, key)
-
-        self.database.write(act)
+        `read` adds the verdicts and finishes the draft. It is called once more if the file turns out to be damaged.
+        """
+        return self.database.write(lambda connection: read(IngestionDraft(connection, fingerprint)))
 
     def conversations(self, ingestion: str) -> list[Conversation]:
-        """Those of an ingestion, in canonical order: all of them, or a refusal."""
+        """Those of an ingestion, in canonical order: all of them, or a refusal. Large ones are better streamed."""
+        return [c for batch in self.stream_conversations(ingestion) for c in batch]
 
-        def act(connection: Connection) -> list[Conversation]:
-            expected = _recorded(connection, ingestion).accepted
-            found = connection.execute(
-                "SELECT conversation_id, messages, split, file, line, tools FROM conversations "
-                "WHERE ingestion = ? ORDER BY ordinal",
-                [ingestion],
-            )
-            conversations: list[Conversation] = []
-            while rows := found.fetchmany(tables.CHUNK):
-                conversations.extend(tables.conversation(row) for row in rows)
-            if len(conversations) != expected:
-                raise _incomplete(ingestion, f"{len(conversations)} of {expected} conversations are recorded")
-            return conversations
+    def stream_conversations(self, ingestion: str) -> Iterator[list[Conversation]]:
+        """Those of an ingestion in canonical order, batch by batch; a refusal at the end if some were missing.
 
-        return self.database.read(act)
+        The file is open for a batch at a time, and a batch is bounded in rows and in size.
+        """
+        expected = self.database.read(lambda connection: _recorded(connection, ingestion)).accepted
+        yield from self._stream(ingestion, expected, answered=True)
+
+    def stream_prompts(self, ingestion: str) -> Iterator[list[Conversation]]:
+        """The rows that came without an answer, likewise; where one belongs, an assistant turn without text stands."""
+        expected = self.database.read(lambda connection: _recorded(connection, ingestion)).num_prompts
+        yield from self._stream(ingestion, expected, answered=False)
+
+    def _stream(self, ingestion: str, expected: int, *, answered: bool) -> Iterator[list[Conversation]]:
+        given = 0
+        while batch := self._batch(ingestion, given, answered=answered):
+            given += len(batch)
+            yield batch
+        if given != expected:
+            raise _incomplete(ingestion, f"{given} of {expected} conversations are recorded")
+
+    def _batch(self, ingestion: str, start: int, *, answered: bool) -> list[Conversation]:
+        return self.database.read(lambda connection: _conversations(connection, ingestion, start, answered=answered))
 
     def rejected_rows(self, ingestion: str | None = None) -> list[RejectedRow]:
         """Those of an ingestion, or of the one saved last if there is one, in the order they were met."""
@@ -88,6 +87,32 @@ class Warehouse:
                 "SELECT file, line, byte_offset, conversation_id, reason, excerpt FROM rejected_rows WHERE ingestion = "
                 "coalesce(?, (SELECT arg_max(fingerprint, ordinal) FROM ingestions)) ORDER BY ordinal",
                 [ingestion],
+            )
+            return [tables.rejected_row(row) for row in found.fetchall()]
+
+        return self.database.read(act)
+
+    def rejections(self, ingestion: str) -> list[tuple[str, Reason, int]]:
+        """File, reason and number of rejected rows, files in their order."""
+
+        def act(connection: Connection) -> list[tuple[str, Reason, int]]:
+            return connection.execute(
+                "SELECT file, reason, count(*) FROM rejected_rows WHERE ingestion = ? "
+                "GROUP BY file, reason ORDER BY min(ordinal), reason",
+                [ingestion],
+            ).fetchall()
+
+        return self.database.read(act)
+
+    def rejected_sample(self, ingestion: str, *, each: int, most: int) -> list[RejectedRow]:
+        """The first `each` rows of each file and reason, `most` of them altogether, in the order they were met."""
+
+        def act(connection: Connection) -> list[RejectedRow]:
+            found = connection.execute(
+                "SELECT file, line, byte_offset, conversation_id, reason, excerpt FROM rejected_rows "
+                "WHERE ingestion = ? QUALIFY row_number() OVER (PARTITION BY file, reason ORDER BY ordinal) <= ? "
+                "ORDER BY ordinal LIMIT ?",
+                [ingestion, each, most],
             )
             return [tables.rejected_row(row) for row in found.fetchall()]
 
@@ -195,14 +220,19 @@ class Warehouse:
 
         self.database.write(act)
 
-    def save_plan(self, plan: RunPlan) -> None:
+    def save_plan(self, plan: RunPlan, *, plans: Path) -> None:
+        """Keep the plan's totals, and make the manifests in the folder `plans` visible to SQL."""
+        folder = plan_folder(plans, snapshot=plan.snapshot, spec=plan.spec).name
+
         def act(connection: Connection) -> None:
             key = [plan.fingerprint]
             connection.execute("DELETE FROM plans WHERE fingerprint = ?", key)
             connection.execute("DELETE FROM epochs WHERE plan = ?", key)
-            connection.execute("INSERT INTO plans VALUES (?, ?, ?)", [*key, plan.snapshot, _json(plan)])
+            connection.execute("INSERT INTO plans VALUES (?, ?, ?, ?)", [*key, plan.snapshot, folder, _json(plan)])
             epochs = tables.record_table(plan.epochs, tables.EPOCHS)
             _insert(connection, "INSERT INTO epochs SELECT ?, * FROM incoming", epochs, key)
+            for view in manifest_views(plans):
+                connection.execute(view)
 
         self.database.write(act)
 
@@ -240,6 +270,25 @@ def _recorded(connection: Connection, fingerprint: str) -> Ingestion:
     if ingestion is None:
         raise _incomplete(fingerprint, "it is not recorded")
     return ingestion
+
+
+def _conversations(connection: Connection, ingestion: str, start: int, *, answered: bool) -> list[Conversation]:
+    key = [ingestion, answered, start, start + _BATCH_ROWS]
+    found = connection.execute(
+        "SELECT ordinal, size FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? "
+        "ORDER BY ordinal",
+        key,
+    ).fetchall()
+    # Up to the first gap: what lies behind one must not take its place.
+    sizes = [size for place, (ordinal, size) in enumerate(found, start) if ordinal == place]
+    fitting = sum(total <= _BATCH_SIZE for total in accumulate(sizes))
+    key[3] = start + max(min(1, len(sizes)), fitting)
+    rows = connection.execute(
+        "SELECT conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask "
+        "FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? ORDER BY ordinal",
+        key,
+    ).fetchall()
+    return [tables.conversation(row) for row in rows]
 
 
 def _incomplete(ingestion: str, what: str) -> Refused:

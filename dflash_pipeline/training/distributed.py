@@ -69,7 +69,7 @@ def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -
         yield Ranks(rank=rank, world_size=world_size, device=here)
     finally:
         if device == "cuda":
-            dist.destroy_process_group()  # Not gloo's: it can deadlock, see `launch.rank.run_and_leave`.
+            dist.destroy_process_group()  # Not gloo's: it can deadlock, see `launch.leaving`.
 
 
 def check_device(device: str) -> None:

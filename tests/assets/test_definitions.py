@@ -25,6 +25,7 @@ GROUPS = {
     "bucket_boundaries": "batching",
     "epoch_manifest": "batching",
     "run_plan": "batching",
+    "batching_forecast": "batching",
     "trained_drafter": "training",
     "exported_drafter": "evaluation",
     "acceptance_report": "evaluation",
@@ -72,6 +73,7 @@ def test_checks_before_training_and_of_the_export_block(definitions):
     nodes = definitions.resolve_asset_graph()
     checks = {key.name: nodes.get(key) for key in nodes.asset_check_keys}
     assert {name: node.blocking for name, node in checks.items()} == {
+        "few_rows_rejected": True,
         "every_sample_once": True,
         "token_budget_respected": True,
         "totals_agree": True,

@@ -21,7 +21,7 @@ from dflash_pipeline.contracts.errors import DflashError
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.ingest.chat import ChatRenderer
-from dflash_pipeline.ingest.tokenise import tokenise
+from dflash_pipeline.ingest.tokenise import TokenRule, tokenise
 from dflash_pipeline.planning.boundaries import optimise_boundaries
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
@@ -146,5 +146,5 @@ def _truncated(lengths: Sequence[int], budget: int) -> tuple[list[int], list[int
 def _num_tokens(renderer: ChatRenderer, answer: str, max_length: int) -> int:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": answer}]
     rows = [conversation_of({"id": "case", "messages": messages})]
-    [sample] = tokenise(rows, renderer, max_length=max_length, overlong="truncate")
+    [sample] = tokenise(rows, renderer, TokenRule(max_length=max_length))
     return sample.num_tokens if isinstance(sample, Sample) else 0

@@ -16,7 +16,7 @@ from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.ingest.conversation import derived_id, read_turns, row_id
 from dflash_pipeline.ingest.rows import RowError
-from dflash_pipeline.ingest.tokenise import tokenise
+from dflash_pipeline.ingest.tokenise import TokenRule, tokenise
 
 LONGEST = 2**20
 
@@ -68,9 +68,11 @@ def _row_facts(
     [outcome] = tokenise(
         [conversation],
         renderer,
-        max_length=case.get("max_length", LONGEST),
-        overlong=case.get("overlong", "truncate"),
-        supervise=supervise,
+        TokenRule(
+            max_length=case.get("max_length", LONGEST),
+            overlong=case.get("overlong", "truncate"),
+            supervise=supervise,
+        ),
     )
     if not isinstance(outcome, Sample):
         return {"id": outcome.conversation_id, "dropped": outcome.reason}

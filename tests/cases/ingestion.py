@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from dflash_pipeline.contracts.conversation import Conversation, Ingestion
-from dflash_pipeline.ingest.ingestion import SourceFile, ingest
 from dflash_pipeline.recipe import Data, Recipe, Responses, Source, Target
 from dflash_pipeline.stages.conversations import make_conversations
 from dflash_pipeline.store.layout import Storage
@@ -44,9 +43,7 @@ def observe(path: Path) -> dict[str, Any]:
 def observe_sources(sources: Sequence[Path], max_row_bytes: int) -> dict[str, Any]:
     """What the ingestion stage made of the files; texts as they lie in the warehouse."""
     ingestion, conversations, rejected = _taken(sources, max_row_bytes)
-    _, again, _ = ingest(
-        [SourceFile(path=p) for p in sources], max_rows=None, max_row_bytes=max_row_bytes, validation_fraction=0.0
-    )
+    _, again, _ = _taken(sources, max_row_bytes)
     ordered = sorted(conversations, key=lambda c: (c.file, c.line))
     ids = [c.conversation_id for c in ordered]
     return {

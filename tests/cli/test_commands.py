@@ -68,7 +68,7 @@ def test_ingest_then_look_at_rows_and_samples(dflash, rows, tmp_path):
     answer = dflash("ingest", "--source", rows, *options).document
     assert (answer["accepted"], answer["rejected"], answer["exact_duplicates"]) == (3, 1, 1)
     assert sum(answer["by_reason"].values()) == 1
-    assert [file.keys() for file in answer["files"]] == [{"path", "accepted", "rejected", "error"}]
+    assert [file.keys() for file in answer["files"]] == [{"path", "accepted", "rejected", "exact_duplicates", "error"}]
     assert 0 < answer["num_supervised_tokens"] < answer["num_tokens"]
     assert dflash("ingest", "--source", rows, *options).document["snapshot"] == answer["snapshot"]
 

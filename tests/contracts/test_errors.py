@@ -13,6 +13,7 @@ def test_a_sentence_for_the_user(kind, code):
     assert str(error) == "/storage: the disk is full; free some space"
     assert error.as_json() == {"what": "the disk is full", "where": "/storage", "fix": "free some space"}
     assert error.exit_code == code
+    assert error.args == ("the disk is full",)  # What a log shows of it with `repr`.
     assert isinstance(error, DflashError)
 
 

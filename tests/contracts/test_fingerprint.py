@@ -22,9 +22,20 @@ class Point:
     y: float
 
 
+@dataclass(frozen=True)
+class Turned:
+    """Its fields are not in the order of their names."""
+
+    b: int
+    a: int
+
+
 def test_values_are_pinned():
     # Plans, snapshots and runs on disk are named by these.
     assert fingerprint(a=1, b="x", c=[1.5, None, True]) == "db65c0f5155e1e1a"
+    assert fingerprint(a="é", b="😀") == "1b9e5fb307bd5434"
+    sets = [{1, 2}, frozenset({Turned(b=1, a=2)})]
+    assert fingerprint(sets=sets, array=np.arange(2, dtype="<i8")) == "3b1edbdd92d368bb"
     assert (
         array_digest(np.arange(3), np.zeros((1, 2), dtype=np.bool_))
         == "ed28e648a8b59713aa678a9385f4221babbf0526b69cf3da8ae35409fb1d728e"
@@ -58,6 +69,8 @@ def test_other_values_other_fingerprints(first, second):
         ([1, 2], [2, 1]),
         ([], None),
         ([1], [[1]]),
+        ({1, 2}, {1, 3}),
+        ({1, 2}, [1, 2]),
         (0.1, 0.1 + 1e-17 * 4),
     ],
 )
@@ -96,10 +109,17 @@ def test_where_one_array_ends_counts():
     assert array_digest(np.zeros(0, np.int64)) != array_digest()
 
 
-@pytest.mark.parametrize("value", [object(), b"bytes", 1j, Point, np.array([object()])])
-def test_what_has_no_content_is_a_type_error(value):
-    with pytest.raises(TypeError, match=r"cannot (fingerprint|digest)"):
+@pytest.mark.parametrize(
+    ("value", "kind"), [(object(), "object"), (b"bytes", "bytes"), (1j, "complex"), (Point, "type")]
+)
+def test_what_has_no_content_is_a_type_error(value, kind):
+    with pytest.raises(TypeError, match=rf"^cannot fingerprint a {kind}: give plain values, records or arrays$"):
         fingerprint(v=[value])
+
+
+def test_an_array_of_objects_is_a_type_error():
+    with pytest.raises(TypeError, match=r"^cannot digest an array of objects: its bytes are addresses$"):
+        fingerprint(v=np.array([object()]))
 
 
 def test_another_process_agrees():

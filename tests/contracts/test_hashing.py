@@ -57,5 +57,6 @@ def test_keys_are_spread_evenly():
 
 
 def test_shape_is_that_of_the_index():
+    assert counter_hash(0, 0, np.asarray(5)).shape == ()
     assert counter_hash(0, 0, np.zeros((0,), np.int64)).shape == (0,)
     assert counter_hash(0, 0, np.zeros((2, 3), np.int64)).shape == (2, 3)

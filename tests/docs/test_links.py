@@ -59,7 +59,7 @@ def test_no_page_knows_this_machine(page: Path) -> None:
 
 @EVERY_PAGE
 def test_named_source_files_exist(page: Path) -> None:
-    folders = (ROOT / "dflash_pipeline", ROOT / "assets", ROOT / "tests")
+    folders = (ROOT / "dflash_pipeline", ROOT / "assets", ROOT / "tests", ROOT / "bench")
     known = [f"/{path.relative_to(ROOT).as_posix()}" for folder in folders for path in folder.rglob("*.py")]
     named = SOURCE.findall(page.read_text(encoding="utf-8"))
     assert [name for name in named if not any(path.endswith(f"/{name}") for path in known)] == []

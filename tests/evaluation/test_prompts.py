@@ -71,3 +71,10 @@ def test_no_prompt_at_all_is_refused(tmp_path, tokenizer):
         read(tmp_path, tokenizer, "")
     with pytest.raises(Refused, match="not readable"):
         read_prompts(tmp_path / "absent", render=render, tokenizer=tokenizer, limit=1)
+
+
+def test_text_in_another_encoding_is_refused_by_its_line_and_byte(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl"
+    path.write_bytes('{"prompt": "é"}\n'.encode() + '{"prompt": "é"}\n'.encode("latin-1"))
+    with pytest.raises(Refused, match=r"p\.jsonl:2: no UTF-8 text: byte 0xe9 at column 13; save the file in UTF-8"):
+        read_prompts(path, render=render, tokenizer=tokenizer, limit=9)

@@ -21,5 +21,7 @@ def planning(storage: Storage) -> None:
     answers = make_responses(recipe, storage, ingestion).record
     snapshot = make_snapshot(recipe, storage, ingestion, answers).record
     boundaries = make_boundaries(recipe, storage, make_statistics(storage, snapshot))
-    make_epochs(recipe, storage, snapshot, boundaries, range(recipe.batching.epochs), tell=lambda planned, manifest: None)
+    make_epochs(
+        recipe, storage, snapshot, boundaries, range(recipe.batching.epochs), tell=lambda planned, manifest: None
+    )
     make_plan(recipe, storage, snapshot, boundaries)

@@ -39,7 +39,12 @@ KILLS = [
     *_kills("empty", *(f"warehouse.before-commit:{n}" for n in (1, 3, 4, 7))),
     *_kills("empty", *(f"warehouse.after-commit:{n}" for n in (1, 2, 4))),
     *_kills(
-        "empty", "snapshot.before-write", "snapshot.before-hash", "snapshot.before-rename", "snapshot.after-rename"
+        "empty",
+        "snapshot.before-write",
+        "snapshot.after-chunk",
+        "snapshot.before-hash",
+        "snapshot.before-rename",
+        "snapshot.after-rename",
     ),
     *_kills("empty", "file.before-rename", "file.after-rename"),
     *_kills("empty", "manifest.before-write", "manifest.after-write", "manifest.before-write:2"),

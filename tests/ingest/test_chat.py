@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.conversation import Conversation, Message
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.ingest.chat import ChatRenderer, NotRendered
+from dflash_pipeline.ingest.chat import ChatRenderer
+from dflash_pipeline.ingest.template import ChatTemplate, NotRendered
 
 TARGET = Path(__file__).parents[2] / "examples/target"
 FIXTURES = Path(__file__).parents[1] / "cases/fixtures"
@@ -192,8 +193,8 @@ def test_text_that_holds_our_marks_is_still_followed(chatml):
 
 def test_cost_does_not_grow_with_the_number_of_turns(thinking, monkeypatch):
     calls = []
-    render = thinking.tokenizer.apply_chat_template
-    monkeypatch.setattr(thinking.tokenizer, "apply_chat_template", lambda *a, **k: calls.append(1) or render(*a, **k))
+    render = ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda *a, **k: calls.append(1) or render(*a, **k))
     messages = [m for i in range(300) for m in (user(), model(f"<think>\nt\n</think>\n\n{i}"))]
     spans = thinking.render(conversation(*messages)).spans
     assert len(spans) == 300

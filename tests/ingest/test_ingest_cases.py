@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dflash_pipeline.contracts.conversation import Conversation, Ingestion, RejectedRow
-from dflash_pipeline.ingest.ingestion import SourceFile, ingest
+from tests.ingest import taking
 
 CASES = Path(__file__).parents[1] / "cases"
 MIB = 2**20
@@ -19,9 +19,7 @@ Taken = tuple[Ingestion, dict[str, Conversation], list[RejectedRow]]
 
 
 def take(path: Path, *, max_row_bytes: int = 64 * MIB) -> Taken:
-    ingestion, conversations, rejected = ingest(
-        [SourceFile(path=path)], max_rows=None, max_row_bytes=max_row_bytes, validation_fraction=0.0
-    )
+    ingestion, conversations, rejected = taking.take(path, row_bytes=max_row_bytes)
     return ingestion, {c.conversation_id: c for c in conversations}, rejected
 
 

@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.ingest.rows import (
-    MAX_DEPTH,
-    BadRow,
-    Row,
-    RowError,
-    decode_object,
-    is_array,
-    read_array,
-    read_lines,
-)
+from dflash_pipeline.ingest.arrays import read_array
+from dflash_pipeline.ingest.limits import Limits
+from dflash_pipeline.ingest.rows import MAX_DEPTH, BadRow, Row, RowError, decode_object, read_lines
 
 JSON_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -37,11 +30,11 @@ BAD_LINES = {
 
 
 def lines(data: bytes, *, max_row_bytes: int = 1000) -> list[Row | BadRow]:
-    return list(read_lines(BytesIO(data), max_row_bytes=max_row_bytes))
+    return list(read_lines(BytesIO(data), Limits(row_bytes=max_row_bytes)))
 
 
 def array(data: bytes, *, max_row_bytes: int = 1000) -> list[Row | BadRow]:
-    return read_array(BytesIO(data), name="rows.json", max_row_bytes=max_row_bytes)
+    return list(read_array(BytesIO(data), name="rows.json", limits=Limits(row_bytes=max_row_bytes)))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +107,6 @@ def test_every_line_is_a_row_or_a_reason_and_is_found_again(
 @given(rows=st.lists(OBJECTS, max_size=6), indent=st.sampled_from([None, 2]), bom=st.booleans())
 def test_an_array_gives_what_its_elements_are(rows: list[dict[str, object]], indent: int | None, bom: bool) -> None:
     data = (b"\xef\xbb\xbf" if bom else b"") + json.dumps(rows, indent=indent, ensure_ascii=False).encode()
-    assert is_array(BytesIO(data))
     found = array(data, max_row_bytes=10_000)
     assert [row.value for row in found if isinstance(row, Row)] == rows
     assert [row.line for row in found] == [n + 1 for n in range(len(rows))]

@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dflash_pipeline.contracts.conversation import Conversation, Message
+from dflash_pipeline.contracts.conversation import Conversation, Message, PreTokenised
 from dflash_pipeline.contracts.errors import ContractBroken, Refused
 from dflash_pipeline.contracts.sample import DroppedSample, Sample
 from dflash_pipeline.ingest import tokenise as module
 from dflash_pipeline.ingest.chat import ChatRenderer
-from dflash_pipeline.ingest.tokenise import token_spans, tokenise
+from dflash_pipeline.ingest.encoder import token_spans
+from dflash_pipeline.ingest.tokenise import TokenRule, tokenise
 
 CASES = Path(__file__).parents[1] / "cases"
 END = "<|im_end|>"
@@ -62,7 +63,7 @@ def run_case(name, renderer, **options):
     made = renderer(case["tokenizer"], case["template"])
     rows = [case_conversation(row) for row in case.get("rows", [case.get("row")])]
     settings = {"max_length": case.get("max_length", 4096), "overlong": "truncate"} | options
-    return made.tokenizer, list(tokenise(rows, made, **settings))
+    return made.tokenizer, list(tokenise(rows, made, TokenRule(**settings)))
 
 
 def supervised_text(tokenizer, sample):
@@ -112,8 +113,8 @@ def test_overlong_samples_can_be_dropped(renderer):
 def test_one_supervised_token_is_too_few(renderer):
     # 21 tokens stand before the answer: a cut after 22 leaves one of its tokens, after 23 two.
     rows = [conversation("q", ("user", "hi"), ("assistant", "yo"))]
-    [one] = tokenise(rows, renderer(), max_length=22, overlong="truncate")
-    [two] = tokenise(rows, renderer(), max_length=23, overlong="truncate")
+    [one] = tokenise(rows, renderer(), TokenRule(max_length=22, overlong="truncate"))
+    [two] = tokenise(rows, renderer(), TokenRule(max_length=23, overlong="truncate"))
     assert one == DroppedSample(conversation_id="q", reason="too_few_supervised_tokens")
     assert two.spans == ((21, 23),)
 
@@ -131,16 +132,16 @@ def test_a_conversation_that_the_template_refuses_costs_no_other(renderer, tmp_p
         conversation("b", ("user", "u"), ("tool", "t"), ("assistant", "a1")),
         conversation("c", ("user", "u"), ("assistant", "a1")),
     ]
-    first, second, third = tokenise(rows, strict, max_length=99, overlong="truncate")
+    first, second, third = tokenise(rows, strict, TokenRule(max_length=99, overlong="truncate"))
     assert second == DroppedSample(conversation_id="b", reason="template_error")
     assert first.input_ids.tolist() == third.input_ids.tolist()
 
 
 def test_order_and_tokens_do_not_depend_on_the_batch(renderer, monkeypatch):
     rows = [conversation(f"c{i}", ("user", "u" * i), ("assistant", f"a{i} é😀")) for i in range(1, 9)]
-    together = list(tokenise(rows, renderer(), max_length=35, overlong="drop"))
+    together = list(tokenise(rows, renderer(), TokenRule(max_length=35, overlong="drop")))
     monkeypatch.setattr(module, "CONVERSATIONS_AT_ONCE", 3)
-    apart = list(tokenise(iter(rows), renderer(), max_length=35, overlong="drop"))
+    apart = list(tokenise(iter(rows), renderer(), TokenRule(max_length=35, overlong="drop")))
     assert [o.conversation_id for o in apart] == [row.conversation_id for row in rows]
     assert {type(o) for o in apart} == {Sample, DroppedSample}
     for one, other in zip(together, apart, strict=True):
@@ -168,7 +169,7 @@ def test_tokens_of_one_character_and_tokens_reported_as_nothing():
 
 def test_a_limit_that_leaves_nothing_to_draft_is_refused(renderer):
     with pytest.raises(Refused, match="at least 2"):
-        next(tokenise([], renderer(), max_length=1, overlong="truncate"))
+        next(tokenise([], renderer(), TokenRule(max_length=1, overlong="truncate")))
 
 
 @pytest.mark.parametrize("spans", [(), ((1, 1),), ((0, 4),), ((1, 2), (0, 1)), ((0, 2), (1, 3)), ((-1, 2),)])
@@ -177,3 +178,79 @@ def test_a_sample_with_impossible_spans_cannot_be_made(spans):
         Sample(conversation_id="c", split="train", input_ids=np.arange(3, dtype=np.int32), spans=spans)
     with pytest.raises(ContractBroken, match="int32"):
         Sample(conversation_id="c", split="train", input_ids=np.arange(3.0), spans=((0, 2),))
+
+
+def outcome_of(renderer, **form):
+    rule = form.pop("rule", TokenRule(max_length=200))
+    row = Conversation(conversation_id="d", split="train", file="f", line=1, **form)
+    [outcome] = tokenise([row], renderer, rule)
+    return outcome
+
+
+def test_a_document_is_one_supervised_text(renderer):
+    made = renderer()
+    outcome = outcome_of(made, document="A raw text.")
+    assert outcome.spans == ((0, 11),)
+    assert supervised_text(made.tokenizer, outcome) == "A raw text."
+
+
+def test_the_begin_token_that_the_tokenizer_adds_to_a_document_carries_no_loss(renderer):
+    made = renderer("toy_tokenizer_bos.json", "chatml_bos.jinja")
+    outcome = outcome_of(made, document="ab")
+    assert made.tokenizer.decode(outcome.input_ids) == "<s>ab"
+    assert outcome.spans == ((1, 3),)
+    assert outcome_of(made, document="<s>ab").num_tokens == 3
+
+
+def test_in_a_rendered_conversation_the_assistants_turns_carry_the_loss(renderer):
+    text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
+    made = renderer()
+    assert supervised_text(made.tokenizer, outcome_of(made, document=text)) == "yo" + END
+
+
+def test_tokens_pass_through(renderer):
+    tokenised = PreTokenised(token_ids=(1, 2, 3, 4, 5), loss_mask=(False, True, True, False, True))
+    outcome = outcome_of(renderer(), tokenised=tokenised)
+    assert outcome.input_ids.tolist() == [1, 2, 3, 4, 5]
+    assert outcome.spans == ((1, 3), (4, 5))
+    cut = outcome_of(renderer(), tokenised=tokenised, rule=TokenRule(max_length=3))
+    assert (cut.num_tokens, cut.spans, cut.num_cut) == (3, ((1, 3),), 2)
+
+
+def test_tokens_that_the_tokenizer_does_not_have(renderer):
+    tokenised = PreTokenised(token_ids=(1, 10**6), loss_mask=(True, True))
+    assert outcome_of(renderer(), tokenised=tokenised).reason == "unknown_token"
+
+
+def test_thoughts_without_a_loss(renderer):
+    for name in ("reasoning_field", "think_in_content"):
+        tokenizer, [sample] = run_case(f"ch_{name}", renderer, thinking=False)
+        assert supervised_text(tokenizer, sample) == "4" + END
+        assert sample.num_tokens == 43, "the tokens stay"
+
+
+def test_what_the_template_opens_can_carry_the_loss(renderer):
+    tokenizer, [sample] = run_case("ch_inserted_empty_think", renderer, generation_prefix=True)
+    assert supervised_text(tokenizer, sample) == "<think>\n\n</think>\n\n4" + END
+
+
+def test_what_was_cut_is_counted(renderer):
+    _, [cut] = run_case("ch_truncated_in_answer", renderer)
+    _, [whole] = run_case("ch_multi_turn", renderer)
+    assert cut.num_cut > 0
+    assert whole.num_cut == 0
+
+
+CALL = '[{"type":"function","function":{"name":"clock","arguments":"{}"}}]'
+
+
+@pytest.mark.parametrize(("text", "printed"), [("", CALL), ("Look:", f"Look:\n{CALL}")])
+def test_calls_reach_a_template_that_knows_none_as_json(renderer, text, printed):
+    made = renderer()
+    messages = (
+        Message(role="user", content="time?"),
+        Message(role="assistant", content=text, tool_calls=CALL),
+        Message(role="tool", content="noon"),
+        Message(role="assistant", content="It is noon."),
+    )
+    assert supervised_text(made.tokenizer, outcome_of(made, messages=messages)) == f"{printed}{END}It is noon.{END}"

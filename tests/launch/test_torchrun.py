@@ -60,6 +60,14 @@ def test_a_failure_names_the_folder_and_the_first_rank_to_fail(tmp_path: Path):
     assert "earlier" not in message
 
 
+def test_a_refusal_of_a_rank_is_told_in_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    with pytest.raises(Failed) as caught:
+        run(tmp_path / "refuses.json")
+    assert caught.value.what == "the ranks ended with exit code 1; error-rank-1.txt says: there: that; do this"
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_killing_torchrun_leaves_no_rank(tmp_path: Path):
     def kill_torchrun() -> None:
         assert until(lambda: len(pids(tmp_path, "pid")) == 2, seconds=30)

@@ -150,7 +150,7 @@ def test_window_pads_next_to_nothing_and_makes_no_rank_wait(corpus):
 
 
 def test_window_draws_new_companions_and_steps_that_resemble_the_corpus(corpus):
-    # Two windows of so few samples: half of a sample's companions stay with it, the other half may sort in between.
+    # Eight windows or more, so that few neighbours in length meet again.
     first, second = (build_epoch_manifest(corpus, LARGE, epoch=epoch) for epoch in (0, 1))
     ordered = build_epoch_manifest(corpus, replace(LARGE, strategy="sorted"), epoch=0)
     drawn = build_epoch_manifest(corpus, replace(LARGE, strategy="shuffle"), epoch=0)

@@ -22,7 +22,7 @@ def read_only(lengths: list[int]) -> np.ndarray:
 
 
 def windows_of(lengths: np.ndarray, longest: int) -> list[np.ndarray]:
-    found = random_windows(lengths, longest=longest, base=BASE)
+    found = random_windows(lengths, longest=longest, token_budget=10**9, base=BASE)
     return np.split(found.sample_ids, found.starts[1:-1])
 
 
@@ -52,3 +52,10 @@ def test_samples_of_one_length_are_shuffled():
     steps = np.abs(np.diff(window))
     assert sorted(window.tolist()) == list(range(1000))
     assert np.median(steps) > 100
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(10**6, 1), (500, 2), (100, 8), (1, 8)])
+def test_a_small_corpus_has_windows_too(budget, expected):
+    lengths = read_only([10] * 20_000)
+    found = random_windows(lengths, longest=10, token_budget=budget, base=BASE)
+    assert found.starts.size - 1 == expected

@@ -77,7 +77,9 @@ class Workshop:
         answers = make_responses(recipe, self.storage, ingestion).record
         snapshot = make_snapshot(recipe, self.storage, ingestion, answers)
         boundaries = make_boundaries(recipe, self.storage, make_statistics(self.storage, snapshot.record))
-        made = make_epochs(recipe, self.storage, snapshot.record, boundaries, range(epochs), tell=lambda planned, manifest: None)
+        made = make_epochs(
+            recipe, self.storage, snapshot.record, boundaries, range(epochs), tell=lambda planned, manifest: None
+        )
         plan = make_plan(recipe, self.storage, snapshot.record, boundaries)
         folder = plan_folder(self.storage.plans, snapshot=snapshot.record.fingerprint, spec=plan.record.spec)
         return Planned(snapshot=snapshot, epochs=made, plan=plan, folder=folder)

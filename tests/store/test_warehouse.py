@@ -20,12 +20,21 @@ from hypothesis import strategies as st
 
 import dflash_pipeline.store
 from dflash_pipeline.contracts.batching import BatchingSpec
-from dflash_pipeline.contracts.conversation import Conversation, Ingestion, Message, RejectedRow, SourceReport
+from dflash_pipeline.contracts.candidate import Candidate
+from dflash_pipeline.contracts.conversation import (
+    Conversation,
+    Ingestion,
+    Message,
+    PreTokenised,
+    RejectedRow,
+    SourceReport,
+)
 from dflash_pipeline.contracts.errors import ContractBroken, Refused
 from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.manifest import EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.run import Attempt, RunRecord
+from dflash_pipeline.store.ingestions import IngestionDraft
 from dflash_pipeline.store.warehouse import Warehouse
 
 CONVERSATIONS = [
@@ -48,6 +57,7 @@ CONVERSATIONS = [
         line=1,
     ),
 ]
+SOURCES = ("o'brien;--.jsonl", "b.jsonl")
 REJECTED = [
     RejectedRow(file="b.jsonl", line=9, byte_offset=2**40, conversation_id=None, reason="bad_id", excerpt="x'\0"),
     RejectedRow(file="b.jsonl", line=2, byte_offset=7, conversation_id="y", reason="bad_role", excerpt=""),
@@ -59,7 +69,10 @@ INGESTION = Ingestion(
     exact_duplicates=0,
     num_train=1,
     num_validation=1,
-    sources=(SourceReport(file="b.jsonl", sha256="0", accepted=2, rejected=2, exact_duplicates=0, error=None),),
+    sources=(
+        SourceReport(file=SOURCES[0], sha256="0", accepted=1, rejected=0, exact_duplicates=0, error=None),
+        SourceReport(file=SOURCES[1], sha256="0", accepted=1, rejected=2, exact_duplicates=0, error=None),
+    ),
     by_reason={"bad_id": 1, "bad_role": 1},
 )
 EMPTY = Ingestion(
@@ -69,9 +82,60 @@ EMPTY = Ingestion(
     exact_duplicates=0,
     num_train=0,
     num_validation=0,
-    sources=(SourceReport(file="c.json", sha256="1", accepted=0, rejected=0, exact_duplicates=0, error="broken"),),
+    sources=(SourceReport(file="c.json", sha256="0", accepted=0, rejected=0, exact_duplicates=0, error="broken"),),
     by_reason={},
 )
+
+
+def candidate(conversation: Conversation, **changed: object) -> Candidate:
+    given = Candidate(
+        conversation_id=conversation.conversation_id,
+        messages=conversation.messages,
+        tools=conversation.tools,
+        document=conversation.document,
+        tokenised=conversation.tokenised,
+        answered=True,
+        line=conversation.line,
+        byte_offset=0,
+        excerpt="x",
+        digest=b"\0" * 16,
+        prompt_hash=0 if conversation.split == "validation" else 2,
+        size=10,
+    )
+    return replace(given, **changed)  # type: ignore[arg-type]
+
+
+def write(
+    warehouse: Warehouse,
+    files: dict[str, list[Candidate | RejectedRow]],
+    *,
+    fingerprint: str = "f1",
+    errors: dict[str, str] | None = None,
+) -> Ingestion:
+    """The verdicts of each file, staged one by one; held out is what has a prompt hash of 0."""
+
+    def read(draft: IngestionDraft) -> Ingestion:
+        for file, verdicts in files.items():
+            for verdict in verdicts:
+                draft.add([verdict])
+            draft.end_file(file, sha256="0", error=(errors or {}).get(file))
+        return draft.finish(lambda lowest, highest: 1)
+
+    return warehouse.write_ingestion(fingerprint, read)
+
+
+def save(warehouse: Warehouse) -> None:
+    files = {file: [candidate(c) for c in CONVERSATIONS if c.file == file] for file in SOURCES}
+    assert (
+        write(warehouse, {SOURCES[0]: [*files[SOURCES[0]]], SOURCES[1]: [*files[SOURCES[1]], *REJECTED]}) == INGESTION
+    )
+
+
+def save_empty(warehouse: Warehouse) -> None:
+    files: dict[str, list[Candidate | RejectedRow]] = {"c.json": [candidate(CONVERSATIONS[0]), REJECTED[0]]}
+    assert write(warehouse, files, fingerprint="f0", errors={"c.json": "broken"}) == EMPTY
+
+
 PLAN = RunPlan(
     snapshot="s",
     spec=BatchingSpec(strategy="bucket", token_budget=64, slots_per_step=2, boundaries=(8, 64)),
@@ -128,8 +192,8 @@ def path_of(warehouse: Warehouse) -> Path:
 def test_what_is_saved_is_found(warehouse: Warehouse) -> None:
     assert warehouse.find_ingestion("f1") is None
     assert warehouse.rejected_rows() == []
-    warehouse.save_ingestion(EMPTY, [], [])
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    save_empty(warehouse)
+    save(warehouse)
     assert warehouse.find_ingestion("f1") == INGESTION
     assert warehouse.find_ingestion("f0") == EMPTY
     assert warehouse.conversations("f1") == CONVERSATIONS
@@ -139,10 +203,10 @@ def test_what_is_saved_is_found(warehouse: Warehouse) -> None:
 
 
 def test_the_latest_ingestion_is_the_one_saved_last(warehouse: Warehouse) -> None:
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
-    warehouse.save_ingestion(EMPTY, [], [])
+    save(warehouse)
+    save_empty(warehouse)
     assert warehouse.rejected_rows() == []
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    save(warehouse)
     assert warehouse.rejected_rows() == REJECTED
 
 
@@ -155,13 +219,8 @@ def test_text_comes_back_character_for_character(warehouse: Warehouse, texts: li
         replace(plain, conversation_id=f"{n}{text}", messages=(Message(role="user", content=text), *plain.messages))
         for n, text in enumerate(texts)
     ]
-    n = len(said)
-    report = replace(INGESTION.sources[0], accepted=n, rejected=0)
-    ingestion = replace(
-        INGESTION, accepted=n, rejected=0, by_reason={}, num_train=0, num_validation=n, sources=(report,)
-    )
-    warehouse.save_ingestion(ingestion, said, [])
-    assert warehouse.conversations("f1") == said
+    write(warehouse, {"b.jsonl": [candidate(c) for c in said]})
+    assert warehouse.conversations("f1") == sorted(said, key=lambda c: c.conversation_id)
     warehouse.save_answers("t", repr(texts), [(text, text, True) for text in texts])
     assert warehouse.find_answers("t", repr(texts), texts) == {text: (text, True) for text in texts}
 
@@ -175,11 +234,81 @@ def test_nothing_is_never_read_as_no_rows(warehouse: Warehouse) -> None:
         warehouse.sequence_lengths("s")
     with pytest.raises(Refused, match="no training sequences"):
         warehouse.histogram("s")
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    save(warehouse)
     with warehouse.database.transaction() as connection:
         connection.execute("DELETE FROM conversations WHERE ordinal = 1")
     with pytest.raises(Refused, match="1 of 2 conversations"):
         warehouse.conversations("f1")
+    save(warehouse)
+    with warehouse.database.transaction() as connection:
+        connection.execute("DELETE FROM conversations WHERE ordinal = 0")
+    with pytest.raises(Refused, match="0 of 2 conversations"):
+        warehouse.conversations("f1")
+
+
+def test_of_one_id_the_first_row_counts_whatever_file_it_is_in(warehouse: Warehouse) -> None:
+    plain = CONVERSATIONS[1]
+    other = candidate(plain, digest=b"\1" * 16, line=5, excerpt="other")
+    ingestion = write(
+        warehouse,
+        {"broken": [candidate(plain, line=9)], "a": [candidate(plain, line=2)], "b": [candidate(plain), other]},
+        errors={"broken": "torn"},
+    )
+    assert [(s.accepted, s.rejected, s.exact_duplicates) for s in ingestion.sources] == [
+        (0, 0, 0),
+        (1, 0, 0),
+        (0, 1, 1),
+    ]
+    assert [(c.file, c.line) for c in warehouse.conversations("f1")] == [("a", 2)]
+    [row] = warehouse.rejected_rows("f1")
+    assert (row.reason, row.line, row.excerpt, row.file) == ("duplicate_id_conflict", 5, "other", "b")
+
+
+def test_documents_and_tokens_come_back_as_they_were(warehouse: Warehouse) -> None:
+    tokenised = PreTokenised(token_ids=(3, 2**31 - 1, 0), loss_mask=(False, True, True))
+    rows = [
+        Conversation(conversation_id="d", document=" a\0b\r\n", split="train", file="b", line=1),
+        Conversation(conversation_id="t", tokenised=tokenised, split="validation", file="b", line=2),
+    ]
+    write(warehouse, {"b": [candidate(row) for row in rows]})
+    assert warehouse.conversations("f1") == rows
+
+
+def test_prompts_are_kept_apart_until_a_conversation_has_their_id(warehouse: Warehouse) -> None:
+    refused = replace(REJECTED[0], reason="prompt_without_answer")
+    one, two = (candidate(CONVERSATIONS[1], answered=False, conversation_id=i, prompt_hash=0) for i in "12")
+    ingestion = write(warehouse, {"b": [refused, one, refused, two, refused, one, candidate(CONVERSATIONS[1])]})
+    assert (ingestion.accepted, ingestion.rejected, ingestion.num_prompts) == (1, 3, 2)
+    assert [c.conversation_id for batch in warehouse.stream_prompts("f1") for c in batch] == ["1", "2"]
+    ingestion = write(warehouse, {"b": [refused, one, candidate(CONVERSATIONS[1], conversation_id="1")]})
+    assert (ingestion.num_prompts, list(warehouse.stream_prompts("f1"))) == (0, [])
+
+
+def test_batches_are_bounded_in_rows_and_in_size(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dflash_pipeline.store.warehouse._BATCH_ROWS", 4096)
+    plain = CONVERSATIONS[1]
+    sizes = [10, 20 * 2**20, 20 * 2**20, 40 * 2**20, 1, 1]
+    write(warehouse, {"b": [candidate(plain, conversation_id=str(n), size=size) for n, size in enumerate(sizes)]})
+    assert [len(batch) for batch in warehouse.stream_conversations("f1")] == [2, 1, 1, 2]
+    many = [candidate(plain, conversation_id=f"{n:05}") for n in range(5000)]
+    warehouse.write_ingestion("f2", lambda draft: _finished(draft, many))
+    batches = list(warehouse.stream_conversations("f2"))
+    assert [len(batch) for batch in batches] == [4096, 904]
+    assert [c.conversation_id for batch in batches for c in batch] == [c.conversation_id for c in many]
+
+
+def _finished(draft: IngestionDraft, verdicts: list[Candidate]) -> Ingestion:
+    draft.add(verdicts)
+    draft.end_file("b", sha256="0", error=None)
+    return draft.finish(lambda lowest, highest: 0)
+
+
+def test_a_sample_of_the_rejected_rows_shows_every_reason(warehouse: Warehouse) -> None:
+    rows = [replace(REJECTED[0], line=n + 1) for n in range(5)] + [replace(REJECTED[1], line=6)]
+    write(warehouse, {"b.jsonl": list(rows)})
+    assert warehouse.rejections("f1") == [("b.jsonl", "bad_id", 5), ("b.jsonl", "bad_role", 1)]
+    assert [row.line for row in warehouse.rejected_sample("f1", each=2, most=9)] == [1, 2, 6]
+    assert [row.line for row in warehouse.rejected_sample("f1", each=2, most=2)] == [1, 2]
 
 
 def test_answers_are_kept_by_target_and_settings(warehouse: Warehouse) -> None:
@@ -227,12 +356,12 @@ def test_sequences_must_fit(warehouse: Warehouse) -> None:
 
 
 def save_everything(warehouse: Warehouse) -> None:
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    save(warehouse)
     warehouse.save_answers("t", "s", [("p", "x", True)])
     warehouse.save_sequences("s", sequences([(7, 2), (3, 1)], [(4, 1)]))
     warehouse.histogram("s")
     warehouse.save_boundaries("s", fingerprint="b", record=PLAN.spec)
-    warehouse.save_plan(PLAN)
+    warehouse.save_plan(PLAN, plans=path_of(warehouse).parent / "plans")
     attempt = Attempt(number=1, num_ranks=2, first_step=0, status="running", last_step=0)
     warehouse.save_run(RunRecord(run="r", plan=PLAN.fingerprint, target="t", total_steps=7, attempts=(attempt,)))
     spike = SpikeRecord(global_step=5, epoch=1, step=1, bucket=0, loss=math.inf, expected_loss=1.5, sample_ids=(1, 2))
@@ -268,11 +397,11 @@ CHILD = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_warehouse import CONVERSATIONS, INGESTION, REJECTED
+from test_warehouse import save
 from dflash_pipeline.store.warehouse import Warehouse
 warehouse = Warehouse(Path(sys.argv[1]))
 warehouse.save_answers("t", "s", [("p", "x", True)])
-warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+save(warehouse)
 """
 
 
@@ -292,7 +421,7 @@ def test_a_kill_around_the_commit_leaves_all_or_nothing(warehouse: Warehouse, po
     assert child.returncode == -9, child.stderr
     assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
     assert (warehouse.find_ingestion("f1") is not None) == kept
-    warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+    save(warehouse)
     assert warehouse.conversations("f1") == CONVERSATIONS
     assert warehouse.rejected_rows() == REJECTED
 
@@ -345,7 +474,7 @@ def test_what_is_not_a_database_is_set_aside(
     path.write_bytes(content)
     path.with_name("warehouse.duckdb.wal").write_bytes(b"left over")
     with caplog.at_level(logging.WARNING):
-        warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+        save(warehouse)
     assert warehouse.conversations("f1") == CONVERSATIONS
     assert path.with_name("warehouse.duckdb.damaged-1").read_bytes() == content
     assert path.with_name("warehouse.duckdb.wal.damaged-1").read_bytes() == b"left over"
@@ -369,7 +498,7 @@ def test_one_flipped_bit_is_found_and_never_gives_other_rows(warehouse: Warehous
         except Refused:
             assert path.with_name("warehouse.duckdb.damaged-1").read_bytes() == damaged
             set_aside += 1
-        warehouse.save_ingestion(INGESTION, CONVERSATIONS, REJECTED)
+        save(warehouse)
         assert warehouse.conversations("f1") == CONVERSATIONS
     assert 0 < set_aside < 16
 

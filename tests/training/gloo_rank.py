@@ -50,4 +50,4 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    os._exit(0)  # As `launch.rank.run_and_leave` does, and for its reason.
+    os._exit(0)  # As `launch.leaving` does, and for its reason.

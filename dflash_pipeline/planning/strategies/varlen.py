@@ -27,7 +27,8 @@ SWAPS_A_SLOT = 1
 
 
 def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
-    windows = random_windows(samples.num_tokens, longest=longest, base=stream(spec.seed, epoch, Purpose.SAMPLES))
+    base = stream(spec.seed, epoch, Purpose.SAMPLES)
+    windows = random_windows(samples.num_tokens, longest=longest, token_budget=spec.token_budget, base=base)
     per_length = 0.0 if spec.cost.quadratic_length is None else 1 / spec.cost.quadratic_length
     sizes, tokens = _deal(
         windows.sample_ids,

@@ -28,7 +28,7 @@ step's lengths nearer to the corpus' (figures: docs/batching.md). With one a ran
 
 def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -> Packing:
     base = stream(spec.seed, epoch, Purpose.SAMPLES)
-    windows = random_windows(samples.num_tokens, longest=longest, base=base)
+    windows = random_windows(samples.num_tokens, longest=longest, token_budget=spec.token_budget, base=base)
     ids, starts = windows.sample_ids, windows.starts
     rules = (
         spec.token_budget,

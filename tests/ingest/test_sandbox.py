@@ -1,0 +1,74 @@
+"""Templates print what transformers prints, and reach nothing but the messages."""
+
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
+from transformers import AutoTokenizer
+
+from dflash_pipeline.ingest.sandbox import compiled
+from dflash_pipeline.ingest.template import ChatTemplate
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "tests" / "cases" / "fixtures"
+PARTS = (
+    "{% for m in messages %}{%- if m.reasoning_content %}[{{ m.thinking }}|{{ m.reasoning }}]{% endif -%}\n"
+    "  {% if m.role == 'tool' %}{% continue %}{% endif %}{{ bos_token }}{{ m.content }}"
+    "{{ (m.tool_calls or []) | tojson }}\n"
+    "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}{{ dict(a=1) }}{{ tools | tojson(indent=2) }}"
+    "{% set ns = namespace(n=2) %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endfor %}{{ documents }}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+MESSAGES = [
+    {"role": "system", "content": "é <b> & 'x'"},
+    {"role": "user", "content": "hi"},
+    {"role": "tool", "content": "not printed"},
+    {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [{"function": {"name": "é<"}}]},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(str(ROOT / "examples" / "target"))
+
+
+@pytest.mark.parametrize(
+    "template", [PARTS, *sorted(FIXTURES.glob("*.jinja"))], ids=lambda t: t.name if isinstance(t, Path) else "parts"
+)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_the_text_is_that_of_transformers(tokenizer, template, prompt):
+    text = template if isinstance(template, str) else template.read_text(encoding="utf-8")
+    ours = ChatTemplate(text=text, special_tokens=tokenizer.special_tokens_map)
+    expected = tokenizer.apply_chat_template(
+        MESSAGES, tools=[{"n": 1}], chat_template=text, add_generation_prompt=prompt, tokenize=False
+    )
+    assert ours.render(MESSAGES, '[{"n":1}]', where="here", prompt=prompt) == expected
+    assert expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__ }}",
+        "{{ messages.append(1) }}",
+        "{{ dict.__init__ }}",
+        "{{ dict.mro() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__ }}",
+        "{% set ns = namespace(a=1) %}{% set ns._x = 1 %}",
+        "{{ namespace(_x=1) }}",
+        "{% include '/etc/passwd' %}",
+        "{{ range(1000000) | list }}",
+    ],
+)
+def test_nothing_else_can_be_reached(text):
+    # What is not safe is either refused, or undefined and prints as nothing.
+    with suppress(SecurityError, TemplateError, OverflowError, TypeError):
+        assert compiled(text)(messages=[{"role": "user"}]) == ""
+
+
+def test_a_value_may_be_called_self():
+    assert compiled("{% set ns = namespace(self=3) %}{{ ns.self }}")() == "3"
