@@ -5,8 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RECIPE ?= recipes/demo.yaml
+# Without what they depend on: their samplers need no more than is in .venv and the small packages that follow.
+PEERS := trl axolotl speculators datasets accelerate dill multiprocess xxhash
 
-.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean
+.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -55,8 +57,12 @@ lowest: pyproject.toml ## the fast tests with the oldest versions that pyproject
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c .venv-lowest/lowest.txt -e ".[dev]"
 	.venv-lowest/bin/python -m pytest -m "not slow and not faults and not browser"
 
+peers: $(INSTALLED) ## batching side by side with other packages' samplers, which are put into .peers, apart from .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .peers $(PEERS)
+	PYTHONPATH=.peers $(BIN)/python bench/batching_peers.py
+
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) .venv-lowest build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest .peers build dist *.egg-info

@@ -7,6 +7,7 @@ so a number of samples and a seed always give the same lengths.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ SEED = 20260
 MIN_LENGTH = 32
 MAX_LENGTH = 8192
 SHARE_AT_LIMIT = 0.0319
+BLOCK = 4_000_000
+"""Samples drawn at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +40,17 @@ PARTS = (
 
 def reference_lengths(num_samples: int = NUM_SAMPLES, *, seed: int = SEED) -> npt.NDArray[np.int64]:
     """Lengths in random order."""
+    return np.concatenate(list(reference_blocks(num_samples, seed=seed)))
+
+
+def reference_blocks(num_samples: int, *, seed: int = SEED, block: int = BLOCK) -> Iterator[npt.NDArray[np.int64]]:
+    """The lengths of `reference_lengths`, `block` at a time: the same numbers whatever the size of a block."""
     reached = np.cumsum(np.concatenate(_shares()))
-    drawn = np.random.Generator(np.random.PCG64(seed)).random(num_samples) * reached[-1]
-    cells = np.minimum(np.searchsorted(reached, drawn, side="right"), reached.size - 1)
-    return cells % MAX_LENGTH + 1
+    generator = np.random.Generator(np.random.PCG64(seed))
+    for first in range(0, num_samples, block):
+        drawn = generator.random(min(block, num_samples - first)) * reached[-1]
+        cells = np.minimum(np.searchsorted(reached, drawn, side="right"), reached.size - 1)
+        yield cells % MAX_LENGTH + 1
 
 
 def _shares() -> list[npt.NDArray[np.float64]]:

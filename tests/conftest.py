@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
 
 from dflash_pipeline.recipe import Recipe, load_recipe
 from dflash_pipeline.store.layout import Storage
@@ -21,8 +21,8 @@ from dflash_pipeline.store.layout import Storage
 ROOT = Path(__file__).parents[1]
 
 # Time on a shared machine says nothing about the code.
-settings.register_profile("without deadline", deadline=None)
-settings.load_profile("without deadline")
+hypothesis_settings.register_profile("without deadline", deadline=None)
+hypothesis_settings.load_profile("without deadline")
 
 
 @dataclass(frozen=True, kw_only=True)

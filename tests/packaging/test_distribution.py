@@ -114,6 +114,29 @@ def test_it_works_outside_the_repository_and_writes_nothing_into_its_install(ins
     assert contents(installed) == before
 
 
+PLANNING = """
+import numpy as np
+from dflash_pipeline.planning.order import shuffled
+from dflash_pipeline.planning.keys import Purpose
+print(shuffled(np.arange(5), seed=1, epoch=0, purpose=Purpose.STEPS).tolist())
+"""
+
+
+def test_compiled_loops_are_kept_in_the_users_cache_or_made_anew(installed: Path, tmp_path: Path):
+    python, cache = str(installed / "bin" / "python"), tmp_path / "cache"
+    order = run([python, "-c", PLANNING], XDG_CACHE_HOME=str(cache))
+    kept = files(cache)
+    assert any(name.endswith(".nbc") for name in kept)
+    assert run([python, "-c", PLANNING], XDG_CACHE_HOME=str(cache)) == order
+    assert files(cache) == kept
+    # A file where the folder should be: nothing can be kept there, nor in an installation that may not be written.
+    blocked = tmp_path / "blocked"
+    blocked.write_text("")
+    before = contents(installed)
+    assert run([python, "-c", PLANNING], XDG_CACHE_HOME=str(blocked), HOME=str(blocked)) == order
+    assert os.geteuid() == 0 or contents(installed) == before
+
+
 def test_the_code_location_loads_there_without_torch_or_mlflow(installed: Path, tmp_path: Path):
     look = (
         "import sys, dflash_pipeline.assets.definitions as d; "
@@ -123,7 +146,7 @@ def test_the_code_location_loads_there_without_torch_or_mlflow(installed: Path, 
     out = run([str(installed / "bin" / "python"), "-c", look], cwd=tmp_path, DFLASH_RECIPE=str(recipe))
     place, assets, torch, mlflow = out.split()
     assert Path(place).is_relative_to(installed)
-    assert (int(assets), torch, mlflow) == (10, "False", "False")
+    assert (int(assets), torch, mlflow) == (11, "False", "False")
 
 
 def test_without_a_recipe_the_code_location_says_what_to_set(installed: Path, tmp_path: Path):
@@ -142,5 +165,9 @@ def test_without_a_recipe_the_code_location_says_what_to_set(installed: Path, tm
 
 def contents(venv: Path) -> dict[str, int]:
     """Every file of the install and when it was written; byte code, which a writable install would gain, aside."""
-    found = site_packages(venv).rglob("*")
-    return {str(path): path.stat().st_mtime_ns for path in found if path.is_file() and path.suffix != ".pyc"}
+    return {name: time for name, time in files(site_packages(venv)).items() if not name.endswith(".pyc")}
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Every file below a folder and when it was written."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
