@@ -71,7 +71,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measured(file: Path, tokenizer: Path, folder: Path, processes: int | None, *, memory_only: bool) -> dict[str, Any]:
-    order = [sys.executable, __file__, str(file), "--tokenizer", str(tokenizer), "--worker", str(folder / "storage")]
+    # Not by this file's name: processes that tokenise load the program they come from, and this one loads torch, which
+    # `dflash` does not.
+    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import ingest; ingest.main()"
+    order = [sys.executable, "-c", program, str(file), "--tokenizer", str(tokenizer)]
+    order += ["--worker", str(folder / "storage")]
     options = [] if processes is None else ["--processes", str(processes)]
     if memory_only:
         return {"file_bytes": file.stat().st_size} | _answer(order + options)

@@ -42,7 +42,7 @@ class MicroBatch:
     supervised_tokens: int
     cost: float
     filler: bool
-    layout: Layout
+    layout: Layout = "rows"
 
     @property
     def padded_tokens(self) -> int:

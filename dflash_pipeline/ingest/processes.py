@@ -1,4 +1,8 @@
-"""Tokenising on every core: short inputs in this process, longer ones in others, in the order given either way."""
+"""Tokenising on every core: short inputs in this process, longer ones in others, in the order given either way.
+
+One process keeps two cores busy, since the tokenizer works outside of Python; others are worth their start from three
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,11 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import chain
 from multiprocessing import connection
 
+from tokenizers import Encoding
+
 from dflash_pipeline.contracts.conversation import Conversation
 from dflash_pipeline.contracts.errors import Failed
-from dflash_pipeline.ingest.tokenise import Outcome, Tokeniser
+from dflash_pipeline.ingest.tokenise import Outcome, Text, Tokeniser
 
 Chunk = Sequence[Conversation]
 
@@ -24,6 +30,8 @@ CONVERSATIONS_AT_ONCE = 256
 CHARACTERS_AT_ONCE = 2**20
 CHARACTERS_HERE = 8 * 2**20
 """Text that is tokenised before others are started: that takes them seconds."""
+CHUNKS_AHEAD = 4
+"""Texts that wait for the tokenizer while Python fetches more: fetching stalls now and then."""
 MOST_PROCESSES = 16
 
 _worker: Tokeniser
@@ -51,7 +59,7 @@ def in_chunks(conversations: Iterable[Conversation]) -> Iterator[list[Conversati
 def tokenise_chunks(chunks: Iterable[Chunk], tokeniser: Tokeniser, *, processes: int) -> Iterator[list[Outcome]]:
     """The outcomes of each chunk, in the order given, whatever the number of processes."""
     rest = iter(chunks)
-    yield from _here(rest if processes == 1 else _first(rest, CHARACTERS_HERE), tokeniser)
+    yield from _here(rest if processes <= 2 else _first(rest, CHARACTERS_HERE), tokeniser)
     following = next(rest, None)
     if following is not None:
         yield from _elsewhere(chain([following], rest), tokeniser, processes)
@@ -71,16 +79,21 @@ def _first(chunks: Iterator[Chunk], characters: int) -> Iterator[Chunk]:
 
 
 def _here(chunks: Iterable[Chunk], tokeniser: Tokeniser) -> Iterator[list[Outcome]]:
-    """The tokenizer needs no Python: it works on one chunk while the next one is rendered."""
+    """The tokenizer needs no Python: it works on some chunks while the next ones are rendered."""
+    begun: deque[tuple[Chunk, Sequence[Text], Future[list[Encoding]]]] = deque()
+
+    def first_finished() -> list[Outcome]:
+        chunk, rendered, encoding = begun.popleft()
+        return tokeniser.finish(chunk, rendered, encoding.result())
+
     with ThreadPoolExecutor(1) as thread:
-        begun = None
         for chunk in chunks:
             rendered = tokeniser.render(chunk)
-            before, begun = begun, (chunk, rendered, thread.submit(tokeniser.encode, rendered))
-            if before is not None:
-                yield tokeniser.finish(before[0], before[1], before[2].result())
-        if begun is not None:
-            yield tokeniser.finish(begun[0], begun[1], begun[2].result())
+            begun.append((chunk, rendered, thread.submit(tokeniser.encode, rendered)))
+            while len(begun) > CHUNKS_AHEAD or (begun and begun[0][2].done()):
+                yield first_finished()
+        while begun:
+            yield first_finished()
 
 
 def _elsewhere(chunks: Iterable[Chunk], tokeniser: Tokeniser, processes: int) -> Iterator[list[Outcome]]:

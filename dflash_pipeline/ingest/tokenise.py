@@ -20,6 +20,8 @@ from dflash_pipeline.ingest.spans import Span, marked_turns, without
 from dflash_pipeline.ingest.template import NotRendered
 
 Outcome = Sample | DroppedSample
+Text = Rendered | DropReason | None
+"""Why there is none, or None where none is needed: tokens are there, or the text is a plain document."""
 
 CONVERSATIONS_AT_ONCE = 256
 """Texts the tokenizer gets together, so that it can use every core. Changes speed, never a token."""
@@ -63,17 +65,17 @@ class Tokeniser:
         rendered = self.render(conversations)
         return self.finish(conversations, rendered, self.encode(rendered))
 
-    def render(self, conversations: Sequence[Conversation]) -> list[Rendered | DropReason | None]:
-        """Text, or why there is none; None where none is needed: tokens are there, or the text is a plain document."""
+    def render(self, conversations: Sequence[Conversation]) -> list[Text]:
+        """The text of each conversation, or why there is none."""
         return [self._rendered(conversation) for conversation in conversations]
 
-    def encode(self, rendered: Sequence[Rendered | DropReason | None]) -> list[Encoding]:
+    def encode(self, rendered: Sequence[Text]) -> list[Encoding]:
         return self.encoder.encode([r.text for r in rendered if isinstance(r, Rendered)])
 
     def finish(
         self,
         conversations: Sequence[Conversation],
-        rendered: Sequence[Rendered | DropReason | None],
+        rendered: Sequence[Text],
         encodings: Sequence[Encoding],
     ) -> list[Outcome]:
         rest = iter(encodings)
@@ -86,7 +88,7 @@ class Tokeniser:
             for conversation, outcome in zip(conversations, rendered, strict=True)
         ]
 
-    def _rendered(self, conversation: Conversation) -> Rendered | DropReason | None:
+    def _rendered(self, conversation: Conversation) -> Text:
         if conversation.document is not None:
             turns = marked_turns(conversation.document, self.renderer.form)
             return Rendered(text=conversation.document, turns=turns) if turns else None

@@ -33,5 +33,6 @@ def _cache_folder() -> Path:
     return Path(base).expanduser() / "dflash_pipeline" / "numba"
 
 
-if not numba.config.CACHE_DIR:
-    numba.config.CACHE_DIR = str(_cache_folder())
+# Numba makes this setting as it is imported, where no type checker sees it.
+if not numba.config.CACHE_DIR:  # type: ignore[attr-defined]
+    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +74,20 @@ def _page(facts: dict[str, Any], statistics: LengthStatistics, rejected: Sequenc
         "<p>Speed is against sorted batches, by the cost model. Distance: how far a step's lengths are from the "
         "corpus', in tokens. Repetition: of the pairs that share a micro-batch, the share that does so again.</p>",
         "<h2>Rows left out</h2>",
-        _table([["reason", "rows"]], [[reason, f"{n:,}"] for reason, n in facts["by_reason"].items()]),
-        _table(
-            [["file", "line", "reason", "begins with"]],
-            [[row.file, str(row.line), row.reason, row.excerpt] for row in rejected],
-            style="wide",
-        ),
+        _rejects(facts["by_reason"], rejected),
     ]
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Report on data</title><style>{_STYLE}</style>"
     return head + "".join(parts) + "</html>"
+
+
+def _rejects(by_reason: Mapping[str, int], rejected: Sequence[RejectedRow]) -> str:
+    if not rejected:
+        return "<p>None.</p>"
+    return _table([["reason", "rows"]], [[reason, f"{n:,}"] for reason, n in by_reason.items()]) + _table(
+        [["file", "line", "reason", "begins with"]],
+        [[row.file, str(row.line), row.reason, row.excerpt] for row in rejected],
+        style="wide",
+    )
 
 
 def _strategies(rows: Sequence[StrategyForecast]) -> str:
@@ -106,8 +111,6 @@ def _strategy(row: StrategyForecast) -> list[str]:
 
 
 def _table(head: Iterable[Sequence[str]], rows: Sequence[Sequence[str]], *, style: str = "") -> str:
-    if not rows:
-        return "<p>None.</p>"
     titles = "".join(f"<tr>{''.join(f'<th>{html.escape(name)}</th>' for name in line)}</tr>" for line in head)
     return f"<table class='{style}'>{titles}{''.join(f'<tr>{_cells(row)}</tr>' for row in rows)}</table>"
 

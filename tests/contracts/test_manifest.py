@@ -62,6 +62,10 @@ def filler_of_a_dropped_sample(fields: Fields) -> None:
     fields["sample_ids"] = ints(0, 1, 2, 3, 4, 5)
 
 
+def dropped_of_which_one_twice(fields: Fields) -> None:
+    fields["num_corpus_samples"], fields["dropped"] = 7, ints(5, 6, 6)
+
+
 REFUSALS = {
     "epoch below 0": (change("epoch", -1), "epoch -1: 6 samples in steps of 2 slots"),
     "no slots": (change("slots_per_step", 0), "epoch 3: 6 samples in steps of 0 slots"),
@@ -102,8 +106,43 @@ REFUSALS = {
     "missing": (change("dropped", ints()), "epoch 3: sample 5 is neither scheduled nor dropped (1 such samples)"),
     "dropped twice": (change("dropped", ints(5, 5)), "epoch 3: sample 5 is dropped twice or also scheduled"),
     "dropped and scheduled": (change("dropped", ints(4, 5)), "epoch 3: sample 4 is dropped twice or also scheduled"),
+    "of the dropped one twice": (dropped_of_which_one_twice, "epoch 3: sample 6 is dropped twice or also scheduled (1 su"),
     "filler of nothing": (filler_of_a_dropped_sample, "epoch 3 step 1 slot 1: a filler copies a sample"),
 }
+
+
+WHAT_TO_DO = {
+    "an epoch is counted from 0 and has samples and slots": ("epoch below 0", "no slots", "no samples"),
+    "every rank needs its share of each step, or the collectives hang": ("other slots", "flat lengths", "no step"),
+    "build all columns together": ("other shape",),
+    "give int64 values": ("type",),
+    "build offsets, ids and dropped as flat columns from the batch sizes": (
+        "a batch too few",
+        "no offsets",
+        "ids not flat",
+        "dropped not flat",
+    ),
+    "build offsets from the batch sizes": ("late start", "early end"),
+    "put a sample or a filler in it": ("empty", "backwards"),
+    "pack fewer samples, or raise the budget": ("budget",),
+    "count real tokens within the padded ones, at least one a sample": (
+        "more tokens than places",
+        "fewer tokens than samples",
+    ),
+    "count supervised tokens among the real ones": ("supervised", "negative supervised"),
+    "leave it out: it has no loss to normalise": ("fillers only",),
+    "a cost is finite and above 0": ("no cost", "endless cost", "cost not a number"),
+    "plan from this snapshot": ("unknown sample", "negative sample", "unknown dropped", "negative dropped"),
+    "schedule each sample once": ("twice",),
+    "scheduled and dropped must add up to the corpus": (
+        "missing",
+        "dropped twice",
+        "dropped and scheduled",
+        "of the dropped one twice",
+    ),
+    "copy a scheduled one": ("filler of nothing",),
+}
+"""Sentences, and the refusals that end with them."""
 
 
 @pytest.mark.parametrize("name", REFUSALS)
@@ -114,7 +153,7 @@ def test_refusals_name_the_place(name):
     with pytest.raises(ContractBroken) as refused:
         EpochManifest(**fields)
     assert str(refused.value).startswith(sentence)
-    assert refused.value.fix
+    assert name in WHAT_TO_DO[refused.value.fix]
 
 
 @pytest.mark.parametrize("name", COLUMNS)
@@ -176,6 +215,24 @@ def test_every_field_counts_for_the_digest():
         fields["num_corpus_samples"] = 5 + fields["dropped"].size
         found.add(EpochManifest(**fields).digest())
     assert len(found) == len(changes) + 1
+
+
+@pytest.mark.parametrize(("layout", "padded"), [("rows", [[36, 6], [12, 6]]), ("documents", [[18, 6], [6, 6]])])
+def test_the_layout_says_how_many_rows_a_micro_batch_has_and_counts_for_the_digest(layout, padded):
+    fields = two_steps_of_two() | {"token_budget": 36, "padded_length": ints([18, 6], [6, 6]), "layout": layout}
+    manifest = EpochManifest(**fields)
+    assert manifest.padded_tokens.tolist() == padded
+    assert manifest.micro_batch(0, 0).padded_tokens == padded[0][0]
+    assert manifest.micro_batch(0, 0).layout == layout
+    assert manifest.digest()[:16] == {"rows": "PIN_R", "documents": "PIN_D"}[layout]
+
+
+def test_what_is_just_allowed():
+    # One step of one slot, one sample of one token; and a micro-batch in which nothing is supervised.
+    assert manifest_of(1).num_steps == 1
+    fields = two_steps_of_two()
+    put("supervised_tokens", (0, 1), 0)(fields)
+    assert EpochManifest(**fields).summary().supervised_tokens == 12
 
 
 def test_where_a_batch_ends_counts_for_the_digest():

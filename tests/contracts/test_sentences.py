@@ -8,15 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dflash_pipeline.contracts.batching import MOST_TOKENS
+from dflash_pipeline.contracts.batching import MOST_TOKENS, CostModel
 from dflash_pipeline.contracts.corpus import LengthStatistics, SampleLengths
 from dflash_pipeline.contracts.errors import ContractBroken
+from dflash_pipeline.contracts.forecast import TimeModel
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.contracts.progress import Progress, ProgressBoard
 from dflash_pipeline.contracts.results import BucketBoundaries
 from dflash_pipeline.contracts.run import Attempt, RunRecord
 from tests.contracts.test_corpus import SNAPSHOT
-from tests.strategies import histogram_of, manifest_of, plan_of
+from tests.strategies import histogram_of, manifest_of, plan_of, spec_of
 
 
 def statistics(lengths: tuple[int, ...], counts: tuple[int, ...], supervised: int = 0) -> LengthStatistics:
@@ -26,6 +27,16 @@ def statistics(lengths: tuple[int, ...], counts: tuple[int, ...], supervised: in
 def samples(tokens: list[int], supervised: list[int], kind: type = np.int64) -> SampleLengths:
     return SampleLengths(
         snapshot="s", num_tokens=np.array(tokens, dtype=kind), num_supervised=np.array(supervised, dtype=np.int64)
+    )
+
+
+def time_model(*, per_cost: float, per_micro_batch: float, error: float = 0.0) -> TimeModel:
+    return TimeModel(
+        cost=CostModel(),
+        seconds_per_cost=per_cost,
+        seconds_per_micro_batch=per_micro_batch,
+        relative_error=error,
+        num_steps=20,
     )
 
 
@@ -133,6 +144,43 @@ SENTENCES: list[tuple[Callable[[], object], str, str, str]] = [
         "padding efficiency 1.5",
         "boundaries hold the longest sample; recompute them for this snapshot",
     ),
+    (
+        lambda: CostModel(quadratic_length=0.0, anchor_cost=2.0),
+        "cost model",
+        "quadratic_length 0.0, anchor_cost 2.0",
+        "use a positive length (none for linear cost) and a finite anchor cost of at least 0",
+    ),
+    (
+        lambda: replace(spec_of(slots_per_step=4), micro_batches_per_rank=3),
+        "batching.micro_batches_per_rank",
+        "3 micro-batches per rank do not divide 4 slots",
+        "choose a divisor of slots_per_step",
+    ),
+    (
+        lambda: replace(spec_of("window"), padding="boundary"),
+        "batching.padding",
+        "padding up to the boundary with strategy window, which has no buckets",
+        "use padding: batch-max, or strategy: bucket",
+    ),
+    (
+        lambda: spec_of(boundaries=(5, 5)),
+        "batching.boundaries",
+        "boundaries [5, 5]",
+        "give at least one positive length, ascending without repeats",
+    ),
+    (lambda: spec_of(seed=-1), "batching.seed", "seed -1", "use 0 or more, below 2^63"),
+    (
+        lambda: manifest_of(2).micro_batch(2, 0),
+        "epoch 0",
+        "no step 2 slot 0 in 2 steps of 1 slots",
+        "count steps and slots from 0",
+    ),
+    (
+        lambda: time_model(per_cost=0.0, per_micro_batch=0.0),
+        "time model",
+        "seconds 0.0 a cost, 0.0 a micro-batch",
+        "fit it to steps that took time",
+    ),
 ]
 
 
@@ -146,3 +194,15 @@ def test_a_broken_record_says_where_what_and_what_to_do(make, where, what, fix):
 def test_what_is_just_allowed():
     assert replace(SNAPSHOT, num_supervised_tokens=1).num_supervised_tokens == 1
     assert statistics((1, 2), (1, 1), 3).supervised_fraction == 1.0
+    assert CostModel(quadratic_length=0.5, anchor_cost=0.0).quadratic_length == 0.5
+    assert time_model(per_cost=0.0, per_micro_batch=0.1).seconds_per_cost == 0.0
+    assert time_model(per_cost=0.1, per_micro_batch=0.0).seconds_per_cost == 0.1
+
+
+@pytest.mark.parametrize("values", [(-1.0, 1.0, 0.0), (1.0, -1.0, 0.0), (1.0, 1.0, -0.1), (1.0, float("inf"), 0.0)])
+def test_seconds_of_a_time_model_are_finite_and_at_least_0(values):
+    per_cost, per_micro_batch, error = values
+    with pytest.raises(ContractBroken, match="time model"):
+        time_model(per_cost=per_cost, per_micro_batch=per_micro_batch, error=error)
+    with pytest.raises(ContractBroken, match="time model: seconds 0.0 a cost, 0.0"):
+        time_model(per_cost=0.0, per_micro_batch=0.0, error=0.5)
