@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from reference_lengths import reference_lengths
 
 from dflash_pipeline.contracts.batching import BatchingSpec, Objective, Strategy
 from dflash_pipeline.contracts.corpus import LengthStatistics, SampleLengths
+from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.planning.boundaries import optimise_boundaries, padding_efficiency
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import load_epoch, save_epoch
@@ -86,12 +88,12 @@ def planning_costs(corpus: Corpus, samples: SampleLengths) -> list[PlanningCost]
 def compilation_seconds() -> dict[str, float]:
     """CPU seconds of a machine's first epoch of a few samples, and of the first one of a later process."""
     with tempfile.TemporaryDirectory(prefix="dflash-numba-") as cache:
-        return {
-            when: sum(
-                in_a_new_process(_first_use, strategy, environment={"NUMBA_CACHE_DIR": cache}) for strategy in all_
-            )
-            for when, all_ in (("first use", ("window", "varlen")), ("next process", ("window", "varlen")))
+        found = {
+            (when, strategy): in_a_new_process(_first_use, strategy, environment={"NUMBA_CACHE_DIR": cache})
+            for strategy in ("window", "varlen")
+            for when in ("first use", "next process")
         }
+    return {f"{strategy}, {when}": seconds for (when, strategy), seconds in found.items()}
 
 
 def manifest_ms(samples: SampleLengths, spec: BatchingSpec) -> dict[str, float]:
@@ -146,7 +148,7 @@ def _boundary_cost(statistics: LengthStatistics, objective: Objective, buckets: 
     )
 
 
-def _planner(samples: SampleLengths, spec: BatchingSpec):
+def _planner(samples: SampleLengths, spec: BatchingSpec) -> Callable[[], EpochManifest]:
     return lambda: build_epoch_manifest(samples, spec, epoch=0)
 
 

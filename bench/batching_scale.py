@@ -2,8 +2,8 @@
 
 In memory at 0.9, 9 and 90 million samples of the reference law: CPU time against numpy's stable argsort of the same
 lengths, taken in turn, and peak memory above the inputs. Streamed at 90 million, or with `--billion` at one billion,
-through `stages/plan_stream.py`: drawing the lengths is counted apart. Each row is a process of its own. A streamed
-row writes about 30 bytes a sample below `--scratch` and removes them.
+through `stages/plan_stream.py`. Figures are by sample; each row is a process of its own, and goes to standard error
+when it is measured. A streamed row has up to 28 bytes a sample on disk below `--scratch`, and removes them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from batching_specs import reference_spec
 from measure import best_in_turn, in_a_new_process, peak_bytes
 from reference_lengths import BLOCK, MAX_LENGTH, reference_blocks
 
-from dflash_pipeline.contracts.batching import Strategy
+from dflash_pipeline.contracts.batching import BatchingSpec, Strategy
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.stages.plan_stream import SAMPLES_A_PART, plan_stream
@@ -45,7 +46,7 @@ class Row:
     wall_ns: float
     peak_bytes: float
     drawing_ns: float
-    """CPU time to draw the lengths, which is in none of the others where they are streamed by CPU."""
+    """CPU time to draw the lengths. It is in none of the others."""
     disk_bytes: float
 
 
@@ -71,7 +72,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--billion", action="store_true", help="one billion, streamed, and nothing else")
     parser.add_argument("--samples-a-part", type=int, default=SAMPLES_A_PART)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--json", action="store_true", help="one document at the end; rows go to standard error")
+    parser.add_argument("--json", action="store_true", help="all rows as one document on standard output, besides")
     return parser.parse_args()
 
 
@@ -164,16 +165,20 @@ class _Drawn:
             yield SampleLengths(snapshot="reference", num_tokens=block, num_supervised=block)
 
 
-def _warm_up(spec: Any) -> None:
+def _warm_up(spec: BatchingSpec) -> None:
     """Loads what is compiled."""
     few = np.full(1_000, MAX_LENGTH // 8)
     build_epoch_manifest(SampleLengths(snapshot="few", num_tokens=few, num_supervised=few), spec, epoch=0)
 
 
 def _tell(row: Row) -> None:
-    import sys
+    """A row as soon as it is measured: a large one takes long."""
+    shown = {name: value for name, value in asdict(row).items() if value is not None}
+    print(" · ".join(f"{name} {_cell(value)}" for name, value in shown.items()), file=sys.stderr, flush=True)
 
-    print(row, file=sys.stderr, flush=True)
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

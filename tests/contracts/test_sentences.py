@@ -204,5 +204,5 @@ def test_seconds_of_a_time_model_are_finite_and_at_least_0(values):
     per_cost, per_micro_batch, error = values
     with pytest.raises(ContractBroken, match="time model"):
         time_model(per_cost=per_cost, per_micro_batch=per_micro_batch, error=error)
-    with pytest.raises(ContractBroken, match="time model: seconds 0.0 a cost, 0.0"):
+    with pytest.raises(ContractBroken, match="time model: seconds"):
         time_model(per_cost=0.0, per_micro_batch=0.0, error=0.5)

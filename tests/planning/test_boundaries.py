@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from dflash_pipeline.contracts.batching import CostModel
 from dflash_pipeline.contracts.corpus import LengthStatistics
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.planning.boundaries import optimise_boundaries, padding_efficiency
+from dflash_pipeline.planning import boundaries as boundaries_module
+from dflash_pipeline.planning.boundaries import (
+    boundaries_by_count,
+    choose_boundaries,
+    knee,
+    optimise_boundaries,
+    padding_efficiency,
+)
 from tests.strategies import costs, histogram_of, histograms, met, must_meet
 
 
@@ -159,3 +166,145 @@ def test_thousands_of_lengths_take_well_below_a_second():
     boundaries = optimise_boundaries(statistics, num_buckets=32, cost=CostModel(quadratic_length=24_576.0))
     assert time.process_time() - began < 1
     assert len(boundaries) == 32
+
+
+def expected_longest(lengths: list[int], size: int) -> Fraction:
+    """Of `size` members drawn at random: sum over x of the probability that one of them is longer than x."""
+    together = min(size, len(lengths))
+    return sum(
+        (1 - Fraction(sum(y <= x for y in lengths), len(lengths)) ** together for x in range(max(lengths))), Fraction(0)
+    )
+
+
+def paid_with_batch_max(
+    statistics: LengthStatistics, boundaries: tuple[int, ...], budget: int, cost: CostModel
+) -> float:
+    total = 0.0
+    for low, high in zip((0, *boundaries), boundaries, strict=False):
+        held = [
+            x for x, n in zip(statistics.lengths, statistics.counts, strict=True) for _ in range(n) if low < x <= high
+        ]
+        if held:
+            size = max(1, budget // high)
+            expected = float(expected_longest(held, size))
+            if cost.quadratic_length is not None:
+                # The weight of the longest is x + x ** 2 / q; its square in the same way, by steps of 2 x + 1.
+                shares = [Fraction(sum(y <= x for y in held), len(held)) for x in range(high)]
+                together = min(size, len(held))
+                squares = sum((2 * x + 1) * (1 - share**together) for x, share in enumerate(shares))
+                expected += float(squares) / cost.quadratic_length
+            total += len(held) * expected
+    return total
+
+
+@must_meet("a bucket of one micro-batch", "a boundary where no sample is", "quadratic cost")
+@example(histogram_of({1: 1, 2: 9, 9: 1}), 12, 3, CostModel(quadratic_length=4.0))
+@example(histogram_of({7: 3, 9: 9}), 9, 3, CostModel())
+@given(
+    st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_size=5).map(histogram_of),
+    st.integers(9, 60),
+    st.integers(1, 3),
+    costs,
+)
+def test_no_other_choice_costs_less_with_batch_max(statistics, budget, num_buckets, cost):
+    # All whole numbers between: a boundary where no sample is can make micro-batches smaller.
+    inner = range(statistics.lengths[0], statistics.max_length)
+    found = boundaries_by_count(statistics, most=num_buckets, cost=cost, objective="batch-max", token_budget=budget)
+    assert [len(boundaries) for boundaries in found] == list(range(1, min(num_buckets, len(inner) + 1) + 1))
+    for k, boundaries in enumerate(found):
+        choices = [(*chosen, statistics.max_length) for chosen in combinations(inner, k)]
+        best = min(paid_with_batch_max(statistics, choice, budget, cost) for choice in choices)
+        assert boundaries in choices
+        assert paid_with_batch_max(statistics, boundaries, budget, cost) == pytest.approx(best, rel=1e-6)
+        met("a boundary where no sample is", when=not set(boundaries) <= set(statistics.lengths))
+    met("a bucket of one micro-batch", when=sum(statistics.counts) * found[0][0] < budget)
+    met("quadratic cost", when=cost.quadratic_length is not None)
+
+
+@must_meet("a bucket without a sample", "a bucket of one micro-batch")
+@example(histogram_of({7: 3, 9: 2}), {3}, 9)
+@example(histogram_of({3: 1, 9: 1}), set(), 60)
+@given(
+    st.dictionaries(st.integers(1, 9), st.integers(1, 9), min_size=1, max_size=5).map(histogram_of),
+    st.sets(st.integers(1, 8), max_size=3),
+    st.integers(1, 60),
+)
+def test_padding_efficiency_with_a_budget_is_real_over_expected(statistics, inner, budget):
+    boundaries = (*sorted(inner), 9)
+    met("a bucket without a sample", when=statistics.lengths[0] > boundaries[0])
+    met("a bucket of one micro-batch", when=sum(statistics.counts) * 9 < budget)
+    expected = paid_with_batch_max(statistics, boundaries, budget, CostModel())
+    found = padding_efficiency(statistics, boundaries, token_budget=budget)
+    assert found == pytest.approx(statistics.num_tokens / expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("efficiencies", "expected"),
+    [
+        ([0.5], 1),
+        ([0.5, 0.5, 0.5], 1),
+        ([0.5, 0.4], 1),
+        ([0.5, 0.9, 0.95, 1.0], 2),
+        ([0.5, 0.6, 0.98, 1.0], 3),
+        ([0.5, 0.9, 0.9, 0.7], 2),
+        ([0.0, 0.25, 0.5], 1),  # A straight line has no knee; nor has one that hangs below it.
+        ([0.2, 0.2, 0.6], 1),
+        ([0.0, 0.5, 0.75, 0.75, 1.0], 2),  # Of equals the fewest.
+    ],
+)
+def test_the_knee_lies_farthest_above_the_line_from_first_to_last(efficiencies, expected):
+    assert knee(efficiencies) == expected
+
+
+@pytest.mark.parametrize(("objective", "budget"), [("boundary", None), ("boundary", 400), ("batch-max", 400)])
+def test_auto_takes_the_knee_of_its_own_objective(objective, budget):
+    statistics = histogram_of({10 * i: 1 + (i * 5) % 7 for i in range(1, 13)})
+    rules = {"grid": 1, "cost": CostModel(), "objective": objective, "token_budget": budget}
+    found = boundaries_by_count(statistics, most=boundaries_module.MOST_AUTOMATIC, **rules)
+    assert len(found) == (12 if objective == "boundary" else boundaries_module.MOST_AUTOMATIC)
+    expected = budget if objective == "batch-max" else None
+    curve = [padding_efficiency(statistics, boundaries, token_budget=expected) for boundaries in found]
+    chosen = choose_boundaries(statistics, num_buckets="auto", **rules)
+    assert chosen == found[knee(curve) - 1]
+    assert 1 < len(chosen) < len(found)
+    assert choose_boundaries(statistics, num_buckets=5, **rules) == found[4]
+    assert optimise_boundaries(statistics, num_buckets=5, **rules) == found[4]
+
+
+def all_candidates(statistics: LengthStatistics, grid: int = 1) -> tuple[int, ...]:
+    """Of `batch-max`: as many buckets as there are candidates use each of them."""
+    budget = 2 * statistics.max_length
+    return optimise_boundaries(statistics, num_buckets=10_000, grid=grid, objective="batch-max", token_budget=budget)
+
+
+def test_candidates_of_batch_max_lie_on_a_grid():
+    assert all_candidates(histogram_of({3: 1, 7: 1})) == (3, 4, 5, 6, 7)
+    assert all_candidates(histogram_of({3: 1, 7: 1}), grid=2) == (4, 6, 8)
+    assert all_candidates(histogram_of({4: 1, 8: 1}), grid=2) == (4, 6, 8)
+    # Above `CANDIDATES` cells the step is as wide as needed, and the longest sample is still the last boundary.
+    assert all_candidates(histogram_of({176: 1})) == (176,)
+    assert all_candidates(histogram_of({170: 1, 176: 1})) == tuple(range(170, 177))
+    assert all_candidates(histogram_of({170: 1, 177: 1})) == (170, 172, 174, 176, 177)
+    assert all_candidates(histogram_of({171: 1, 353: 1})) == (*range(171, 352, 3), 353)
+
+
+def test_batch_max_needs_a_budget_that_holds_the_longest_sample():
+    statistics = histogram_of({3: 1, 9: 1})
+    assert optimise_boundaries(statistics, num_buckets=1, objective="batch-max", token_budget=9) == (9,)
+    for budget in (None, 8):
+        with pytest.raises(Refused) as refused:
+            optimise_boundaries(statistics, num_buckets=1, objective="batch-max", token_budget=budget)
+        assert str(refused.value) == (
+            f"boundaries: a token budget of {budget} for samples of up to 9 tokens; "
+            "give the token budget of a micro-batch; it must hold the longest sample"
+        )
+
+
+def test_a_grid_too_fine_for_batch_max_is_refused(monkeypatch):
+    monkeypatch.setattr(boundaries_module, "MOST_CANDIDATES", 10)
+    assert all_candidates(histogram_of({1: 1, 20: 1}), grid=2) == tuple(range(2, 21, 2))
+    with pytest.raises(Refused) as refused:
+        all_candidates(histogram_of({1: 1, 21: 1}), grid=2)
+    assert str(refused.value) == (
+        "boundaries: a grid of 2 has 11 candidates up to 21; use a grid of at least 3 with batch-max, or 1 for any"
+    )

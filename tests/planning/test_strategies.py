@@ -17,7 +17,7 @@ from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.planning.strategies import STRATEGIES
-from tests.strategies import MAX_LENGTH, corpora, met, must_meet, samples_of, spec_of
+from tests.strategies import MAX_LENGTH, corpora, costs, met, must_meet, samples_of, spec_of
 
 LENGTHS = [1 + i * 37 % 40 for i in range(400)]
 
@@ -212,3 +212,39 @@ def test_varlen_leaves_for_the_next_step_what_has_no_room(quadratic_length):
     assert manifest.num_steps == 6
     assert manifest.filler.sum() == 3
     assert (manifest.batch_sizes == 1).all()
+
+
+@must_meet("several micro-batches", "closed by the budget", "closed by the cost", "anchor cost")
+@example([40] * 5 + [10] * 30, 100, 1, CostModel(quadratic_length=20.0, anchor_cost=0.5))
+@example([30] * 7, 60, 1, CostModel(quadratic_length=30.0))
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60), st.integers(40, 200), st.sampled_from([1, 2]), costs)
+def test_window_takes_as_many_samples_as_bring_the_cost_nearest_to_the_target(lengths, budget, each, cost):
+    supervised = [x * (i % 3) // 2 for i, x in enumerate(lengths)]
+    samples = samples_of(lengths, supervised)
+    spec = replace(spec_of("window", token_budget=budget, slots_per_step=2), micro_batches_per_rank=each, cost=cost)
+    packing = STRATEGIES["window"].pack(samples, 40, spec, 0)
+    target = budget * (1.0 if each == 1 else 0.98)
+    left = packing.sample_ids.tolist()
+    met("several micro-batches", when=packing.sizes.size > 1)
+    met("anchor cost", when=cost.anchor_cost > 0)
+    for size, padded in zip(packing.sizes.tolist(), packing.padded_length.tolist(), strict=True):
+        longest = lengths[left[0]]
+        one = longest * (1 + (0.0 if cost.quadratic_length is None else longest / cost.quadratic_length))
+        paid = np.cumsum([one + cost.anchor_cost * supervised[i] for i in left[: budget // longest]])
+        off = np.abs(paid - target)
+        met("closed by the budget", when=size == budget // longest)
+        met("closed by the cost", when=size < min(budget // longest, len(left)))
+        assert padded == longest == max(lengths[i] for i in left[:size])
+        # Of two that are as near the larger; sums of fractions are compared to their last digits only.
+        assert off[size - 1] <= off.min() + 1e-9 * target
+        assert size == paid.size or off[size] > off[size - 1] - 1e-9 * target
+        left = left[size:]
+    assert not left
+
+
+@pytest.mark.parametrize("cost", [CostModel(quadratic_length=32.0), CostModel(anchor_cost=1.0)])
+def test_window_takes_the_larger_of_two_numbers_that_are_as_near(cost):
+    # A sample of 32 costs 64: one is 32 below the target, two are 32 above, and three would fit the budget.
+    spec = replace(spec_of("window", token_budget=96), cost=cost)
+    packing = STRATEGIES["window"].pack(samples_of([32] * 6), 40, spec, 0)
+    assert packing.sizes.tolist() == [2, 2, 2]

@@ -59,3 +59,38 @@ def test_a_small_corpus_has_windows_too(budget, expected):
     lengths = read_only([10] * 20_000)
     found = random_windows(lengths, longest=10, token_budget=budget, base=BASE)
     assert found.starts.size - 1 == expected
+
+
+@pytest.mark.parametrize("unusable", [0, 11])
+@pytest.mark.parametrize("samples_a_window", [500, 20])
+def test_unusable_samples_make_no_window(monkeypatch, unusable, samples_a_window):
+    # Half have no token, or too many: windows are as many as the others fill, in two passes too.
+    monkeypatch.setattr(windows, "SAMPLES_A_WINDOW", samples_a_window)
+    lengths = read_only([10 if i % 2 else unusable for i in range(20_000)])
+    found = windows_of(lengths, 10)
+    assert len(found) == 10_000 // samples_a_window
+    assert sorted(np.concatenate(found).tolist()) == list(range(1, 20_000, 2))
+
+
+def test_tokens_that_are_not_scheduled_count_for_no_window():
+    # 160,000 tokens fill two windows of 150 budgets, all 300,000 would fill four.
+    lengths = read_only([10] * 16_000 + [14] * 10_000)
+    assert random_windows(lengths, longest=10, token_budget=500, base=BASE).starts.size - 1 == 2
+    assert random_windows(lengths, longest=14, token_budget=500, base=BASE).starts.size - 1 == 4
+
+
+def test_the_order_inside_a_window_is_length_then_key_then_id():
+    lengths = read_only([1 + i * 7919 % 16 for i in range(2_000)])
+    [window] = windows_of(lengths, 16)
+    ties = counter_hash(3, (1 << 8) | Purpose.SAMPLES, np.arange(2_000)) & np.uint64(2**windows.TIE_BITS - 1)
+    assert window.tolist() == sorted(range(2_000), key=lambda i: (-lengths[i], ties[i], i))
+
+
+def test_two_passes_keep_the_order_of_one(monkeypatch):
+    lengths = read_only([1 + i * 7919 % 3 for i in range(6_000)])
+    monkeypatch.setattr(windows, "SAMPLES_A_WINDOW", 20)
+    ties = counter_hash(3, (1 << 8) | Purpose.SAMPLES, np.arange(6_000)) & np.uint64(2**windows.TIE_BITS - 1)
+    found = windows_of(lengths, 3)
+    assert len(found) == 300
+    for window in found:
+        assert window.tolist() == sorted(window.tolist(), key=lambda i: (-lengths[i], ties[i], i))
