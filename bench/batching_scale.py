@@ -116,7 +116,7 @@ def in_memory(num_samples: int, strategy: Strategy) -> Row:
 
 def by_stream(num_samples: int, strategy: Strategy, samples_a_part: int, scratch: Path) -> Row:
     spec = reference_spec(strategy)
-    _warm_up(spec)
+    _warm_up_stream(spec)
     drawn = _Drawn(num_samples)
     stream = LengthStream(snapshot=f"reference-{num_samples}", num_samples=num_samples, blocks=drawn.blocks)
     out = Path(tempfile.mkdtemp(prefix="dflash-stream-", dir=scratch))
@@ -169,6 +169,12 @@ def _warm_up(spec: BatchingSpec) -> None:
     """Loads what is compiled."""
     few = np.full(1_000, MAX_LENGTH // 8)
     build_epoch_manifest(SampleLengths(snapshot="few", num_tokens=few, num_supervised=few), spec, epoch=0)
+
+
+def _warm_up_stream(spec: BatchingSpec) -> None:
+    drawn = _Drawn(1_000)
+    with tempfile.TemporaryDirectory() as out:
+        plan_stream(LengthStream(snapshot="few", num_samples=1_000, blocks=drawn.blocks), spec, epoch=0, out=Path(out))
 
 
 def _tell(row: Row) -> None:

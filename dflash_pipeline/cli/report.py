@@ -51,9 +51,9 @@ def report(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a page on your data: lengths, boundaries, waste and speed of each strategy, rejected rows.
+    """Write a page on your own data.
 
-    Needs a tokenizer, no model.
+    Lengths, boundaries, waste and speed of each strategy, rejected rows. Needs a tokenizer, no model.
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer, tempfile.TemporaryDirectory(prefix="dflash-") as scratch:

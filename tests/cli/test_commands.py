@@ -43,7 +43,7 @@ def test_boundaries(dflash, lengths):
 def test_plan_and_manifest(dflash, lengths, tmp_path):
     options = ["--lengths", lengths, "--token-budget", 16, "--slots-per-step", 2, "--epochs", 2, "--json"]
     plan = dflash("plan", *options, "--out", tmp_path / "plan").document
-    assert plan["seconds"].keys() == {"plan", "write"}
+    assert plan["seconds"].keys() == {"plan", "write", "compile"}
     assert [epoch.keys() for epoch in plan["epochs"]] == [EPOCH_KEYS, EPOCH_KEYS]
     assert plan["epochs"][0]["pair_repetition"] is None
     assert plan["total_steps"] == sum(epoch["num_steps"] for epoch in plan["epochs"])

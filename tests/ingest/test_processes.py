@@ -61,6 +61,14 @@ def test_the_outcomes_are_the_same_whatever_the_number_of_processes(made, monkey
     assert told(here) == told(elsewhere) == told(alone)
 
 
+def test_for_two_cores_no_other_process_is_started(made, monkeypatch):
+    monkeypatch.setattr(module, "CHARACTERS_HERE", 0)
+    monkeypatch.setattr(module, "_elsewhere", lambda *_: iter(["elsewhere"]))
+    chunks = [rows(3), rows(2)]
+    assert [len(outcomes) for outcomes in tokenise_chunks(chunks, made, processes=2)] == [3, 2]
+    assert list(tokenise_chunks(chunks, made, processes=3)) == ["elsewhere"]
+
+
 def test_chunks_are_bounded_in_number_and_text():
     assert [len(chunk) for chunk in in_chunks(rows(600))] == [256, 256, 88]
     assert [len(chunk) for chunk in in_chunks(rows(3, "x" * module.CHARACTERS_AT_ONCE))] == [1, 1, 1]

@@ -15,7 +15,7 @@ from dflash_pipeline.contracts.batching import BatchingSpec, CostModel
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
-from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
+from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition, rank_balance
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from tests.strategies import corpora, costs, met, must_meet, samples_of, spec_of, specs, with_corners
 
@@ -116,3 +116,41 @@ def test_a_perfect_epoch():
     assert overall_efficiency(first, samples, CostModel(), num_ranks=2) == 1.0
     assert length_distance(first, samples) == 0.0
     assert pair_repetition(first, second) == 1.0
+    assert rank_balance(first, samples, CostModel(), num_ranks=2) == 1.0
+
+
+def test_rank_balance_is_what_ranks_pay_over_the_slowest_of_each_step():
+    # One sample a micro-batch, in their own order: two steps of four slots, two ranks with two slots each.
+    samples = samples_of([1, 2, 3, 4, 5, 6, 7, 8])
+    first, _ = epochs(samples, spec_of("shuffle", token_budget=8, slots_per_step=4))
+    manifest = replace(
+        first,
+        num_corpus_samples=8,
+        sample_ids=np.arange(8),
+        offsets=np.arange(9),
+        padded_length=np.arange(1, 9).reshape(2, 4),
+        num_tokens=np.arange(1, 9).reshape(2, 4),
+        supervised_tokens=np.arange(1, 9).reshape(2, 4),
+        cost=np.ones((2, 4)),
+        filler=np.zeros((2, 4), dtype=np.bool_),
+        dropped=np.empty(0, dtype=np.int64),
+    )
+    # Ranks hold 1 + 3 and 2 + 4, then 5 + 7 and 6 + 8; with one slot each, the slowest have 4 and 8.
+    assert rank_balance(manifest, samples, CostModel(), num_ranks=2) == 36 / (2 * (6 + 14))
+    assert rank_balance(manifest, samples, CostModel(), num_ranks=4) == 36 / (4 * (4 + 8))
+
+
+def test_one_table_or_many_give_one_distance(monkeypatch):
+    samples = samples_of([1 + i * 7919 % 97 for i in range(1000)])
+    manifest = build_epoch_manifest(samples, spec_of("shuffle", token_budget=300, slots_per_step=3), epoch=0)
+    assert manifest.num_steps > 50
+    lengths = samples.num_tokens.tolist()
+    of_steps = [
+        [lengths[i] for batch in manifest.step_batches(step) if not batch.filler for i in batch.sample_ids]
+        for step in range(manifest.num_steps)
+    ]
+    everywhere = [length for step in of_steps for length in step]
+    expected = np.mean([wasserstein(step, everywhere) for step in of_steps])
+    for cells in (97, 97 * 7, 97 * manifest.num_steps, 2**22):
+        monkeypatch.setattr(diversity, "CELLS_AT_ONCE", cells)
+        assert length_distance(manifest, samples) == pytest.approx(expected, rel=1e-12)

@@ -10,6 +10,13 @@ import pytest
 from dflash_pipeline.contracts.batching import CostModel
 from dflash_pipeline.contracts.forecast import StrategyForecast, TimeModel
 from dflash_pipeline.planning.boundaries import optimise_boundaries
+from dflash_pipeline.planning.diversity import (
+    batch_costs,
+    length_distance,
+    overall_efficiency,
+    pair_repetition,
+    rank_balance,
+)
 from dflash_pipeline.planning.forecast import STATIC, alternatives, forecast, name_of
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
@@ -70,3 +77,49 @@ def test_hours_are_those_of_the_time_model():
 
 def test_without_a_shape_that_fits_there_is_no_static_bucket():
     assert STATIC not in alternatives(replace(SPEC, boundaries=(20_000,)))
+
+
+SMALL = samples_of([1 + i * 7919 % 40 for i in range(300)])
+ACCUMULATED = replace(
+    spec_of("bucket", token_budget=200, slots_per_step=8, boundaries=(10, 20, 40)),
+    micro_batches_per_rank=2,
+    cost=CostModel(quadratic_length=30.0),
+)
+
+
+@pytest.mark.parametrize("strategy", ["bucket", "varlen"])
+def test_every_figure_is_of_the_ranks_and_rules_asked_for(strategy):
+    spec = replace(ACCUMULATED, strategy=strategy)
+    time = TimeModel(
+        cost=CostModel(quadratic_length=9.0),
+        seconds_per_cost=2e-3,
+        seconds_per_micro_batch=0.5,
+        relative_error=0.0,
+        num_steps=100,
+    )
+    specs = {"first": replace(spec, strategy="sorted"), "second": spec}
+    base, row = forecast(SMALL, specs, chosen="none", time=time)
+    assert not row.chosen
+    first, second = (build_epoch_manifest(SMALL, spec, epoch=epoch) for epoch in (0, 1))
+    assert row.overall_efficiency == overall_efficiency(first, SMALL, spec.cost, num_ranks=4)
+    assert row.rank_balance == rank_balance(first, SMALL, spec.cost, num_ranks=4)
+    assert row.length_distance == length_distance(first, SMALL)
+    assert row.pair_repetition == pair_repetition(first, second)
+    # Two micro-batches a rank, slots r and r + 4: each costs its time and the constant.
+    seconds = batch_costs(first, SMALL, time.cost) * 2e-3 + 0.5
+    of_steps = (seconds[:, :4] + seconds[:, 4:]).max(axis=1)
+    assert row.hours == pytest.approx(of_steps.sum() / 3600)
+    assert row.relative_throughput == pytest.approx(base.hours / row.hours)
+
+
+def test_alternatives_differ_in_strategy_and_padding_alone():
+    found = alternatives(replace(ACCUMULATED, padding="boundary"))
+    assert list(found) == ["sorted", "shuffle", "bucket", "window", "varlen", STATIC]
+    for name, spec in found.items():
+        static = name == STATIC
+        assert spec == replace(
+            ACCUMULATED, strategy="bucket" if static else name, padding="boundary" if static else "batch-max"
+        )
+        assert name_of(spec) == name
+    # The shortest bucket is just filled by one sample.
+    assert STATIC in alternatives(replace(ACCUMULATED, boundaries=(200, 201)))

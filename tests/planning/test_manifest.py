@@ -208,3 +208,57 @@ def test_statistics_count_every_length(samples):
 def test_statistics_leave_out_samples_without_a_token():
     statistics = length_statistics(samples_of([0, 3, 0, 3, 5]))
     assert (statistics.lengths, statistics.counts) == ((3, 5), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "spec", "sentence"),
+    [
+        (
+            [5, 1, 6],
+            spec_of("bucket", boundaries=(2, 5)),
+            "batching.boundaries: sample 2 is longer than the last boundary 5; "
+            "optimise the boundaries for this snapshot",
+        ),
+        (
+            [8, 9, 1, 30],
+            spec_of("shuffle", token_budget=8),
+            "batching.token_budget: samples 1, 3 are above the token budget of 8; raise the budget, "
+            "lower data.max_length so that they are truncated, or set batching.overlong: drop",
+        ),
+        (
+            [0, 0],
+            spec_of("sorted"),
+            "batching: none of 2 samples has a token and fits the budget of 100; "
+            "look at the lengths and raise the budget",
+        ),
+    ],
+)
+def test_refusals_in_full(lengths, spec, sentence):
+    with pytest.raises(Refused) as refused:
+        build_epoch_manifest(samples_of(lengths), spec, epoch=0)
+    assert str(refused.value) == sentence
+
+
+def test_twenty_samples_are_named_and_no_more_is_said():
+    with pytest.raises(Refused, match=r"samples 0, 1, .* 18, 19 are above"):
+        build_epoch_manifest(samples_of([9] * 20), spec_of("sorted", token_budget=8), epoch=0)
+    with pytest.raises(Refused, match=r"samples 0, 1, .* 18, 19 and 1 more are above"):
+        build_epoch_manifest(samples_of([9] * 21), spec_of("sorted", token_budget=8), epoch=0)
+
+
+def test_without_a_boundary_below_the_budget_nothing_fits():
+    spec = BatchingSpec(
+        strategy="bucket",
+        padding="boundary",
+        token_budget=10,
+        slots_per_step=1,
+        boundaries=(12,),
+        overlong="drop",
+    )
+    with pytest.raises(Refused, match="none of 2 samples has a token and fits the budget of 10"):
+        build_epoch_manifest(samples_of([1, 5]), spec, epoch=0)
+
+
+def test_a_boundary_as_long_as_the_budget_is_used():
+    spec = BatchingSpec(strategy="bucket", padding="boundary", token_budget=12, slots_per_step=1, boundaries=(5, 12))
+    assert build_epoch_manifest(samples_of([6]), spec, epoch=0).padded_length.tolist() == [[12]]

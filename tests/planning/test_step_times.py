@@ -46,3 +46,38 @@ def test_no_constant_is_negative():
 def test_too_few_steps_are_refused():
     with pytest.raises(Refused, match="7 measured steps"):
         fit_time_model(*measured(7, linear=1e-5, quadratic=0.0, constant=0.0))
+
+
+def test_the_fewest_steps_are_enough_and_one_less_is_not():
+    assert fit_time_model(*measured(20, linear=1e-5, quadratic=0.0, constant=0.1)).num_steps == 20
+    with pytest.raises(Refused) as refused:
+        fit_time_model(*measured(19, linear=1e-5, quadratic=0.0, constant=0.1))
+    assert str(refused.value) == "cost model: 19 measured steps; run at least 20 steps, or give it"
+
+
+def test_times_of_one_kind_are_explained_by_it_alone():
+    ones = np.ones((40, 1))
+    tokens = np.linspace(100, 4000, 40).reshape(40, 1)
+    linear = fit_time_model((3e-3 * tokens)[:, 0], tokens, tokens**2 / 7, ones)
+    assert (linear.seconds_per_cost, linear.relative_error) == pytest.approx((3e-3, 0.0), abs=1e-9)
+    assert linear.seconds_per_micro_batch == pytest.approx(0.0, abs=1e-6)
+    constant = fit_time_model(0.25 * ones[:, 0], tokens, tokens**2 / 7, ones)
+    assert constant.seconds_per_micro_batch == pytest.approx(0.25)
+    assert constant.cost.quadratic_length is None
+
+
+def test_a_column_of_zeros_explains_nothing():
+    tokens = np.linspace(100, 4000, 40).reshape(40, 1)
+    model = fit_time_model((3e-3 * tokens)[:, 0], tokens, np.zeros_like(tokens), np.ones_like(tokens))
+    assert model.cost.quadratic_length is None
+    assert model.seconds_per_cost == pytest.approx(3e-3)
+
+
+def test_steps_of_checkpoints_do_not_count():
+    seconds, *features = measured(400, linear=2e-5, quadratic=2e-5 / 5000, constant=0.03)
+    seconds[::10] += 60.0
+    model = fit_time_model(seconds, *features)
+    assert model.cost.quadratic_length == 5000.0  # A whole number.
+    assert model.seconds_per_cost == pytest.approx(2e-5, rel=1e-6)
+    assert model.seconds_per_micro_batch == pytest.approx(0.03, rel=1e-4)
+    assert model.relative_error < 1e-6
