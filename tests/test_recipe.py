@@ -65,7 +65,10 @@ def test_a_later_override_wins(recipe_file):
         ("data.sources.0.maps={}", "data.sources.0.maps: there is no such setting; map is meant?"),
         ("batching.epochs=65", "batching.epochs: input should be less than or equal to 64, not 65"),
         ("batching.seed=many", "batching.seed: input should be a valid integer, unable to parse string as an integer"),
-        ("batching.strategy=none", "batching.strategy: input should be 'sorted', 'shuffle', 'bucket', 'window' or 'varlen', not 'none'"),
+        (
+            "batching.strategy=none",
+            "batching.strategy: input should be 'sorted', 'shuffle', 'bucket', 'window' or 'varlen', not 'none'",
+        ),
         ("training.betas=[1, 2]", "training.betas.0: input should be less than 1, not 1; training.betas.1: input"),
         ("training.keep_checkpoints=0", "training: keep_checkpoints must be -1 (all) or at least 1"),
         ("training.num_ranks=3", "recipe: training.num_ranks 3 does not divide batching.slots_per_step 8"),

@@ -4,12 +4,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from jinja2 import TemplateError, Undefined
+from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
-from dflash_pipeline.ingest.sandbox import TEXT_METHODS, _Environment, compiled
+from dflash_pipeline.ingest.sandbox import compiled
 from dflash_pipeline.ingest.template import ChatTemplate
 
 ROOT = Path(__file__).parents[2]
@@ -69,26 +68,6 @@ def test_nothing_else_can_be_reached(text):
     # What is not safe is either refused, or undefined and prints as nothing.
     with suppress(SecurityError, TemplateError, OverflowError, TypeError):
         assert compiled(text)(messages=[{"role": "user"}]) == ""
-
-
-class _Text(str):
-    strip = "not the method of a text"
-
-
-@pytest.mark.parametrize(
-    "value", [{"role": "user", "items": 1, "mro": 2, "__len__": 3, "": 4}, {}, "text", _Text("x"), [1], None, dict, 7]
-)
-def test_the_short_way_gives_what_the_sandbox_gives(value):
-    ours, theirs = _Environment(), ImmutableSandboxedEnvironment()
-    names = ["role", "items", "mro", "__len__", "", "absent", "pop", "update", "format", "__class__", *TEXT_METHODS]
-    for name in names:
-        found, expected = ours.getattr(value, name), theirs.getattr(value, name)
-        assert type(found) is type(expected), name
-        if isinstance(found, Undefined):
-            assert (found._undefined_name, found._undefined_obj) == (name, value)
-            assert str(found._undefined_exception) == str(expected._undefined_exception)
-        elif name != "format":  # Wrapped anew each time.
-            assert found == expected, name
 
 
 def test_a_value_may_be_called_self():

@@ -15,8 +15,9 @@ from dflash_pipeline.contracts.batching import CostModel, Strategy
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
+from dflash_pipeline.planning.keys import Purpose, stream
 from dflash_pipeline.planning.manifest import build_epoch_manifest
-from dflash_pipeline.planning.strategies import STRATEGIES
+from dflash_pipeline.planning.strategies import STRATEGIES, varlen
 from tests.strategies import MAX_LENGTH, corpora, costs, met, must_meet, samples_of, spec_of
 
 LENGTHS = [1 + i * 37 % 40 for i in range(400)]
@@ -248,3 +249,70 @@ def test_window_takes_the_larger_of_two_numbers_that_are_as_near(cost):
     spec = replace(spec_of("window", token_budget=96), cost=cost)
     packing = STRATEGIES["window"].pack(samples_of([32] * 6), 40, spec, 0)
     assert packing.sizes.tolist() == [2, 2, 2]
+
+
+def levelled(costs: list[list[float]], lengths: list[list[int]], room: list[int]) -> list[list[int]]:
+    """Two slots of samples 0, 1, 2 … with these costs and lengths, after swaps: the samples of each."""
+    flat = np.array([x for slot in lengths for x in slot])
+    prices = [c for slot in costs for c in slot]
+    step, cost_of = np.arange(flat.size), np.array(prices)
+    ends = np.array([len(costs[0]), flat.size, 0])
+    load, left = np.array([sum(slot) for slot in costs]), np.array(room)
+    varlen._level_out(step, cost_of, ends, load, left, flat)
+    found = [step[: ends[0]].tolist(), step[ends[0] :].tolist()]
+    before = [sum(slot) for slot in lengths]
+    for s, slot in enumerate(found):
+        # The books are kept: room shrinks by what a slot has grown, and loads are sums of its costs.
+        assert left[s] == room[s] + before[s] - flat[slot].sum() >= 0
+        assert load[s] == pytest.approx(sum(prices[i] for i in slot))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("costs", "lengths", "room", "expected"),
+    [
+        ([[6.0, 4.0], [4.0]], [[6, 4], [4]], [0, 2], [[2, 1], [0]]),
+        ([[6.0, 4.0], [4.0]], [[6, 4], [4]], [0, 1], [[0, 1], [2]]),  # The dear one is too long for the cheap slot,
+        ([[6.0, 4.0], [4.0]], [[3, 4], [5]], [2, 0], [[2, 1], [0]]),
+        ([[6.0, 4.0], [4.0]], [[3, 4], [5]], [1, 0], [[0, 1], [2]]),  # or the cheap one for the dear slot.
+        ([[4.5, 4.0, 1.5], [4.0]], [[1, 1, 1], [1]], [9, 9], [[3, 1, 2], [0]]),
+        ([[4.25, 4.0, 1.75], [4.0]], [[1, 1, 1], [1]], [9, 9], [[0, 1, 2], [3]]),  # Too little is gained.
+        ([[4.0], [6.0, 4.0]], [[4], [6, 4]], [2, 0], [[1], [0, 2]]),
+    ],
+)
+def test_varlen_swaps_what_has_room_and_is_worth_it(costs, lengths, room, expected):
+    assert levelled(costs, lengths, room) == expected
+
+
+def test_varlen_runs_of_a_window_are_shuffled_among_themselves():
+    base = stream(5, 2, Purpose.STEPS)
+    dealt = varlen._stratified(np.arange(100, 123), 5, base, 40)
+    runs = [dealt[low : low + 5].tolist() for low in range(0, 23, 5)]
+    assert [sorted(run) for run in runs] == [list(range(low, min(low + 5, 123))) for low in range(100, 123, 5)]
+    # Any place is possible, one's own too: over many runs each sample is at each place about as often.
+    many = varlen._stratified(np.arange(20_000), 4, base, 0).reshape(-1, 4) % 4
+    for place in range(4):
+        assert np.bincount(many[:, place], minlength=4) == pytest.approx(1250, rel=0.12)
+
+
+def test_varlen_orders_samples_by_falling_cost_and_equals_as_they_come():
+    costs = np.array([3.0, 9.0, 1.0, 9.0, 3.0, 0.5])
+    into, costs_into = np.empty(6, dtype=np.int64), np.empty(6)
+    varlen._dearest_first(np.array([10, 11, 12, 13, 14, 15]), costs, varlen.LEVELS / 9.0, into, costs_into)
+    assert into.tolist() == [11, 13, 10, 14, 12, 15]
+    assert costs_into.tolist() == [9.0, 9.0, 3.0, 3.0, 1.0, 0.5]
+
+
+def test_varlen_counts_the_cost_of_supervised_tokens():
+    lengths, supervised = np.array([10, 20]), np.array([4, 0])
+    assert varlen._cost(0, lengths, supervised, (1 / 50, 2.5)) == pytest.approx(10 * (1 + 10 / 50) + 2.5 * 4)
+    # Of one length: only what is supervised tells samples apart, and only if it costs something.
+    samples = samples_of([10] * 60, [i % 11 for i in range(60)])
+    plain = spec_of("varlen", token_budget=50, slots_per_step=4)
+    orders = [
+        STRATEGIES["varlen"]
+        .pack(samples, 50, replace(plain, cost=CostModel(anchor_cost=anchor)), 0)
+        .sample_ids.tolist()
+        for anchor in (0.0, 3.0)
+    ]
+    assert orders[0] != orders[1]
