@@ -39,6 +39,7 @@ def batching_forecast(
             "relative_throughput": number(chosen.relative_throughput),
             "padding_efficiency": share(chosen.padding_efficiency),
             "pair_repetition": number(chosen.pair_repetition),
+            "left_out_samples": count(chosen.num_dropped),
             "strategies": table(
                 (
                     "strategy",

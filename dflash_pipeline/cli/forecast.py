@@ -61,11 +61,11 @@ def forecast(
             tokens_per_second=tokens_per_second,
         )
         found = forecast_files(lengths, request)
-        answer.say(found, lambda: print_forecast(found["strategies"]))
+        answer.say(found, lambda: print_forecast(found["strategies"], num_samples=found["num_samples"]))
 
 
-def print_forecast(rows: list[dict[str, Any]]) -> None:
-    """A table; the chosen strategy has a star."""
+def print_forecast(rows: list[dict[str, Any]], *, num_samples: int) -> None:
+    """A table; the chosen strategy has a star. Samples that have no place are told of below it."""
     print(
         f"{'':17}{'steps':>10}{'padding':>9}{'overall':>9}{'distance':>10}{'repetition':>12}{'shapes':>8}{'speed':>7}"
     )
@@ -76,3 +76,6 @@ def print_forecast(rows: list[dict[str, Any]]) -> None:
             f"{row['overall_efficiency']:9.4f}{row['length_distance']:10.1f}{row['pair_repetition']:12.2g}"
             f"{row['num_shapes']:8,}{row['relative_throughput']:7.3f}{hours}"
         )
+    if dropped := {row["name"]: row["num_dropped"] for row in rows if row["num_dropped"]}:
+        told = ", ".join(f"{count:,} by {name}" for name, count in dropped.items())
+        print(f"left out of {num_samples:,} samples, without a token or above the token budget: {told}")

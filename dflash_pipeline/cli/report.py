@@ -92,5 +92,5 @@ def _show(found: dict[str, Any]) -> None:
         f"{found['accepted']:,} rows accepted, {found['rejected']:,} rejected, {found['exact_duplicates']:,} exact "
         f"duplicates; {found['num_tokens']:,} tokens"
     )
-    print_forecast(found["strategies"])
+    print_forecast(found["strategies"], num_samples=found["num_samples"])
     print(f"page: {found['page']}")

@@ -41,6 +41,8 @@ class StrategyForecast:
     """The strategy, and `bucket, static` for one shape a bucket."""
     chosen: bool
     """Whether this is what the recipe, or the command line, asks for."""
+    num_dropped: int
+    """Samples left out: without a token, or longer than the strategy can place within the budget."""
     num_steps: int
     num_micro_batches: int
     num_shapes: int

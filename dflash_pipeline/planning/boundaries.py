@@ -95,9 +95,10 @@ def boundaries_by_count(
     if objective == "batch-max":
         if token_budget is None or token_budget < statistics.max_length:
             raise Refused(
-                f"a token budget of {token_budget} for samples of up to {statistics.max_length} tokens",
+                f"a token budget of {'nothing' if token_budget is None else token_budget} for samples of up to "
+                f"{statistics.max_length} tokens",
                 where="boundaries",
-                fix="give the token budget of a micro-batch; it must hold the longest sample",
+                fix="give the token budget of a micro-batch (--token-budget); it must hold the longest sample",
             )
         candidates, below = _on_a_grid(statistics, grid)
     else:
@@ -162,12 +163,17 @@ def _candidates(statistics: LengthStatistics, grid: int) -> tuple[list[int], lis
     return list(held), list(held.values())
 
 
+def candidate_grid(statistics: LengthStatistics, grid: int, objective: Objective) -> int:
+    """The grid that candidates lie on: the one asked for, but 1 with `batch-max` is one of about `CANDIDATES` cells."""
+    return grid if grid > 1 or objective == "boundary" else -(-statistics.max_length // CANDIDATES)
+
+
 def _on_a_grid(statistics: LengthStatistics, grid: int) -> tuple[list[int], list[int]]:
     """Candidates at every multiple of a grid, also where no sample is: a higher boundary makes micro-batches smaller.
 
-    Without a grid of its own one of `CANDIDATES` cells is laid, its last candidate the longest sample.
+    Without a grid of its own one is laid (`candidate_grid`), its last candidate the longest sample.
     """
-    step = grid if grid > 1 else -(-statistics.max_length // CANDIDATES)
+    step = candidate_grid(statistics, grid, "batch-max")
     if statistics.max_length > step * MOST_CANDIDATES:
         raise Refused(
             f"a grid of {grid} has {-(-statistics.max_length // grid)} candidates up to {statistics.max_length}",

@@ -55,6 +55,7 @@ def forecast(
         yield StrategyForecast(
             name=name,
             chosen=name == chosen,
+            num_dropped=summary.num_dropped,
             num_steps=summary.num_steps,
             num_micro_batches=summary.num_micro_batches,
             num_shapes=_num_shapes(first),

@@ -65,6 +65,7 @@ def forecast_facts(samples: SampleLengths, request: ForecastRequest) -> dict[str
     return {
         "num_samples": statistics.num_samples,
         "num_tokens": statistics.num_tokens,
+        "num_dropped": next(row.num_dropped for row in rows if row.chosen),
         "boundaries": [0, *boundaries],
         "strategies": [asdict(row) for row in rows],
     }

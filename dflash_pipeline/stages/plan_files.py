@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dflash_pipeline.contracts.batching import (
+    MOST_TOKENS,
     BatchingSpec,
     CostModel,
     Objective,
@@ -27,7 +28,7 @@ from dflash_pipeline.contracts.errors import ContractBroken, DflashError, Refuse
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.planning.boundaries import choose_boundaries, padding_efficiency
+from dflash_pipeline.planning.boundaries import candidate_grid, choose_boundaries, padding_efficiency
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
@@ -65,7 +66,10 @@ class PlanRequest:
 
 def read_lengths(path: Path) -> SampleLengths:
     """Lengths from `.npy` (one dimension of whole numbers) or `.parquet` (column `length`, optionally `supervised`)."""
-    lengths, supervised = (_whole_numbers(column, path) for column in _columns(path))
+    columns = zip(_columns(path), ("length", "supervised"), strict=True)
+    lengths, supervised = (_whole_numbers(column, name, path) for column, name in columns)
+    if lengths.size and lengths.max() < 1:
+        raise Refused(f"none of {lengths.size} samples has a token", where=str(path), fix="give lengths above 0")
     try:
         return SampleLengths(
             snapshot=fingerprint(lengths=lengths, supervised=supervised), num_tokens=lengths, num_supervised=supervised
@@ -84,18 +88,29 @@ def _columns(path: Path) -> tuple[Any, Any]:
     except FileNotFoundError:
         raise Refused("there is no such file", where=str(path), fix="give a .npy or .parquet file of lengths") from None
     except (ValueError, OSError, KeyError, EOFError, pa.ArrowException) as error:
+        # What numpy says of a file that is not its own speaks of pickles, and of how to load them unsafely.
+        why = "it is no .npy file of numbers" if "pickle" in str(error) else error
         raise Refused(
-            f"no lengths can be read: {error}", where=str(path), fix="give .npy, or .parquet with a column `length`"
+            f"no lengths can be read: {why}", where=str(path), fix="give .npy, or .parquet with a column `length`"
         ) from None
     return lengths, lengths
 
 
-def _whole_numbers(column: Any, path: Path) -> np.ndarray:
-    if not isinstance(column, np.ndarray) or column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
+def _whole_numbers(column: Any, name: str, path: Path) -> np.ndarray:
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
         seen = f"{column.dtype} with shape {column.shape}" if isinstance(column, np.ndarray) else "several arrays"
-        raise Refused(f"no list of lengths: {seen}", where=str(path), fix="give whole numbers in one dimension")
-    if column.size and int(column.max()) > np.iinfo(np.int64).max:
-        raise Refused(f"a length of {column.max()}", where=str(path), fix="give lengths that a sample can have")
+        raise Refused(
+            f"no list of numbers for {name!r}: {seen}",
+            where=str(path),
+            fix="give whole numbers in one dimension, none missing",
+        )
+    odd = np.flatnonzero((column < 0) | (column > MOST_TOKENS))
+    if odd.size:
+        raise Refused(
+            f"sample {odd[0]} has {name} {column[odd[0]]}",
+            where=str(path),
+            fix=f"give whole numbers from 0 to {MOST_TOKENS}",
+        )
     return column.astype(np.int64)
 
 
@@ -110,7 +125,7 @@ def boundary_facts(
             of, num_buckets=num_buckets, grid=grid, cost=CostModel(), objective=objective, token_budget=token_budget
         )
 
-    chosen(length_statistics(_first_of(read_lengths(path))))  # Loads or makes the compiled loops.
+    chosen(length_statistics(_longest_of(read_lengths(path))))  # Loads or makes the compiled loops.
     began = time.perf_counter()
     boundaries = chosen(statistics)
     seconds = time.perf_counter() - began
@@ -118,13 +133,14 @@ def boundary_facts(
     return {
         "boundaries": [0, *boundaries],
         "efficiency": padding_efficiency(statistics, boundaries, token_budget=expected),
+        "grid": candidate_grid(statistics, grid, objective),
         "seconds": seconds,
     }
 
 
-def _first_of(samples: SampleLengths) -> SampleLengths:
-    """The first sample that has a token, to try the planner on."""
-    first = int(np.argmax(samples.num_tokens > 0))
+def _longest_of(samples: SampleLengths) -> SampleLengths:
+    """The longest sample alone, to try the planner on: what it is refused for, all would be."""
+    first = int(np.argmax(samples.num_tokens))
     return SampleLengths(
         snapshot=samples.snapshot,
         num_tokens=samples.num_tokens[first : first + 1].copy(),
@@ -176,7 +192,7 @@ def plan_files(request: PlanRequest) -> dict[str, Any]:
 def _prepared(samples: SampleLengths, spec: BatchingSpec) -> float:
     """Load the compiled loops, or on a machine's first use make them; the seconds it took."""
     began = time.perf_counter()
-    build_epoch_manifest(_first_of(samples), replace(spec, overlong="refuse", tail="fill"), epoch=0)
+    build_epoch_manifest(_longest_of(samples), replace(spec, overlong="refuse", tail="fill"), epoch=0)
     return time.perf_counter() - began
 
 

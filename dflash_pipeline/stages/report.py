@@ -63,7 +63,8 @@ def _page(facts: dict[str, Any], statistics: LengthStatistics, rejected: Sequenc
         f"duplicates; {facts['num_tokens']:,} tokens, {facts['num_supervised_tokens']:,} of them supervised.</p>",
         f"<p>Of what a full shuffle computes, {1 - shuffled.padding_efficiency:.0%} would be padding; with "
         f"<b>{html.escape(chosen.name)}</b> it is {1 - chosen.padding_efficiency:.1%}, and training runs "
-        f"{chosen.relative_throughput / shuffled.relative_throughput:.1f} times as fast by the cost model.</p>",
+        f"{chosen.relative_throughput / shuffled.relative_throughput:.1f} times as fast as with the shuffle, by the "
+        f"cost model.{_left_out(chosen, facts['num_samples'])}</p>",
         "<h2>Lengths</h2>",
         _image(length_histogram(statistics, facts["boundaries"][1:]), "samples by length, with bucket boundaries"),
         _table([list(facts["lengths"])], [[f"{value:,.0f}" for value in facts["lengths"].values()]]),
@@ -78,6 +79,12 @@ def _page(facts: dict[str, Any], statistics: LengthStatistics, rejected: Sequenc
     ]
     head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Report on data</title><style>{_STYLE}</style>"
     return head + "".join(parts) + "</html>"
+
+
+def _left_out(chosen: StrategyForecast, num_samples: int) -> str:
+    if not chosen.num_dropped:
+        return ""
+    return f" <b>{chosen.num_dropped:,} of {num_samples:,} samples have no place within the token budget.</b>"
 
 
 def _rejects(by_reason: Mapping[str, int], rejected: Sequence[RejectedRow]) -> str:

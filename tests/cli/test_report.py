@@ -55,3 +55,32 @@ def test_buckets_are_a_number_or_auto(dflash, tmp_path):
     assert expected["efficiency"] > dflash(*asked).document["efficiency"]
     missing = dflash(*asked, "--objective", "batch-max")
     assert (missing.code, missing.document["error"]["where"]) == (2, "boundaries")
+
+
+def test_a_forecast_says_what_it_leaves_out(dflash, tmp_path):
+    np.save(tmp_path / "lengths.npy", np.array([10, 20, 5000, 30, 6000]))
+    asked = ("forecast", "--lengths", tmp_path / "lengths.npy", "--token-budget", 1000, "--slots-per-step", 2)
+    assert dflash(*asked, "--json").document["num_dropped"] == 2
+    assert "left out of 5 samples, without a token or above the token budget: 2 by sorted" in dflash(*asked).out
+
+
+def test_lengths_that_are_none_are_refused_by_name(dflash, tmp_path):
+    odd = {
+        "durations": (np.array([5, 6], dtype="m8[s]"), "no list of numbers for 'length'"),
+        "zeros": (np.zeros(3, dtype=int), "none of 3 samples has a token"),
+        "negative": (np.array([3, -1]), "sample 1 has length -1"),
+        "huge": (np.array([10, 2**62]), "sample 1 has length 4611686018427387904"),
+    }
+    for name, (column, sentence) in odd.items():
+        np.save(tmp_path / f"{name}.npy", column)
+        ran = dflash("boundaries", "--lengths", tmp_path / f"{name}.npy", "--json")
+        assert (ran.code, ran.document["error"]["where"]) == (2, str(tmp_path / f"{name}.npy"))
+        assert sentence in ran.document["error"]["what"]
+    (tmp_path / "text.npy").write_text("hello")
+    assert "pickle" not in dflash("boundaries", "--lengths", tmp_path / "text.npy").err
+
+
+def test_a_budget_that_is_too_small_is_told_with_the_longest_sample(dflash, tmp_path):
+    np.save(tmp_path / "lengths.npy", np.array([10, 20, 5000, 30]))
+    asked = ("boundaries", "--lengths", tmp_path / "lengths.npy", "--objective", "batch-max", "--token-budget", 100)
+    assert "samples of up to 5000 tokens" in dflash(*asked).err

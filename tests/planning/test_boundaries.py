@@ -288,6 +288,12 @@ def test_candidates_of_batch_max_lie_on_a_grid():
     assert all_candidates(histogram_of({171: 1, 353: 1})) == (*range(171, 352, 3), 353)
 
 
+def test_among_equal_choices_with_batch_max_the_smaller_split_is_taken():
+    # Any boundary from 1 to 8 keeps the short ones among themselves, at the same cost.
+    tied = histogram_of({1: 100, 9: 100})
+    assert optimise_boundaries(tied, num_buckets=2, objective="batch-max", token_budget=9) == (1, 9)
+
+
 def test_batch_max_needs_a_budget_that_holds_the_longest_sample():
     statistics = histogram_of({3: 1, 9: 1})
     assert optimise_boundaries(statistics, num_buckets=1, objective="batch-max", token_budget=9) == (9,)
@@ -296,7 +302,7 @@ def test_batch_max_needs_a_budget_that_holds_the_longest_sample():
             optimise_boundaries(statistics, num_buckets=1, objective="batch-max", token_budget=budget)
         assert str(refused.value) == (
             f"boundaries: a token budget of {budget} for samples of up to 9 tokens; "
-            "give the token budget of a micro-batch; it must hold the longest sample"
+            "give the token budget of a micro-batch (--token-budget); it must hold the longest sample"
         )
 
 

@@ -116,6 +116,17 @@ def test_the_order_is_that_of_whole_hashes(count):
     assert shuffled(indices, seed=5, epoch=2, purpose=Purpose.STEPS).tolist() == expected.tolist()
 
 
+def test_keys_that_agree_in_their_top_bits_are_told_apart_by_the_rest():
+    keys = counter_hash(5, Purpose.STEPS, np.arange(20_000))
+    by_key = np.argsort(keys)
+    agree = np.flatnonzero(np.diff(keys[by_key] >> np.uint64(42)) == 0)
+    assert agree.size > 10
+    for at in agree.tolist():
+        pair = by_key[at : at + 2]
+        for given_order in (pair, pair[::-1].copy()):
+            assert shuffled(given_order, seed=5, epoch=0, purpose=Purpose.STEPS).tolist() == pair.tolist()
+
+
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**40))
 def test_compiled_keys_are_those_of_the_contract(seed, index):
     assert key_of(stream(seed, 7, Purpose.SLOTS), index) == counter_hash(seed, (7 << 8) | 3, np.array([index]))[0]

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.hashing import counter_hash
+from dflash_pipeline.planning import strata
 from dflash_pipeline.planning.keys import Purpose
 from dflash_pipeline.planning.strata import balanced_slots, stratified
 from tests.strategies import spec_of
@@ -83,3 +84,16 @@ def test_slots_are_dealt_back_and_forth_and_turned(slots, each, epoch):
 def test_no_full_step_is_all_tail_in_order_of_length():
     order = stratified(np.array([3, 1, 2]), np.ones(3), spec_of("window", slots_per_step=4), 0)
     assert order.tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5, 9])
+def test_strata_keep_apart_where_all_costs_are_equal(slots):
+    lengths = list(range(1, 4 * slots + 1))
+    for step in steps_of(lengths, [1.0] * len(lengths), slots):
+        assert sorted((lengths[m] - 1) // 4 for m in step) == list(range(slots))
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 300])
+def test_ties_are_drawn_anew_each_epoch(epoch):
+    keys = counter_hash(5, (epoch << 8) | Purpose.MICRO_BATCHES, np.arange(100))
+    assert strata._ties(100, spec_of(seed=5), epoch).tolist() == (keys >> np.uint64(54)).tolist()
