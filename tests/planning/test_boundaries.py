@@ -301,7 +301,7 @@ def test_batch_max_needs_a_budget_that_holds_the_longest_sample():
         with pytest.raises(Refused) as refused:
             optimise_boundaries(statistics, num_buckets=1, objective="batch-max", token_budget=budget)
         assert str(refused.value) == (
-            f"boundaries: a token budget of {budget} for samples of up to 9 tokens; "
+            f"boundaries: a token budget of {budget or 'nothing'} for samples of up to 9 tokens; "
             "give the token budget of a micro-batch (--token-budget); it must hold the longest sample"
         )
 
