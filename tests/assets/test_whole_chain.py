@@ -31,7 +31,13 @@ ASSETS = (
     "exported_drafter",
     "acceptance_report",
 )
-CHECKS = {"every_sample_once", "token_budget_respected", "totals_agree", "export_drafts_losslessly"}
+CHECKS = {
+    "few_rows_rejected",
+    "every_sample_once",
+    "token_budget_respected",
+    "totals_agree",
+    "export_drafts_losslessly",
+}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +117,7 @@ def test_the_mlflow_run_is_finished_and_names_what_it_was_made_from(chain, run, 
     assert params["target"]
     assert params["boundaries"] == ",".join(str(b) for b in plan.spec.boundaries)
     expected = {
-        "strategy": "bucket",
+        "strategy": "window",
         "token_budget": "448",
         "slots_per_step": "8",
         "num_epochs": "2",

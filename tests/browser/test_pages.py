@@ -13,7 +13,14 @@ pytestmark = pytest.mark.browser
 
 GROUPS = ("data", "batching", "training", "evaluation")
 ASSETS = {
-    *("conversations", "target_responses", "token_sequences", "length_statistics", "bucket_boundaries"),
+    *(
+        "conversations",
+        "target_responses",
+        "token_sequences",
+        "length_statistics",
+        "bucket_boundaries",
+        "batching_forecast",
+    ),
     *("epoch_manifest", "run_plan", "trained_drafter", "exported_drafter", "acceptance_report"),
 }
 STATUS = """{ assetNodes { assetKey { path } groupName description
