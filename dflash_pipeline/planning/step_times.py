@@ -13,6 +13,8 @@ from dflash_pipeline.planning.packing import Floats
 
 FEWEST_STEPS = 20
 """Fewer measured steps say nothing about three constants."""
+LINEAR, QUADRATIC = 0, 1
+"""Columns of the features: padded tokens, and rows x squared length. The third is micro-batches."""
 ROUNDS = 8
 OUTLIER = 5.0
 """Steps this many times the median residual away (a checkpoint, another process) are left out of the next round."""
@@ -56,6 +58,8 @@ def _positive_least_squares(features: Floats, seconds: Floats) -> Floats:
     scale[scale == 0] = 1.0
     for count in range(1, features.shape[1] + 1):
         for chosen in combinations(range(features.shape[1]), count):
+            if QUADRATIC in chosen and LINEAR not in chosen:
+                continue  # No length makes attention as dear as nothing: a cost model cannot say it.
             columns = list(chosen)
             found = np.linalg.lstsq(features[:, columns] / scale[columns], seconds, rcond=None)[0]
             if (found < 0).any():

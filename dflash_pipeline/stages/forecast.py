@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,16 +61,18 @@ def measured_time_model(runs: Path, target: str) -> TimeModel | None:
             continue
         try:
             steps = list(_timed_steps(launch.parent, Path(config.plan_dir)))
-        except DflashError as fault:  # A run whose plan is gone or of an older form: the one before may do.
+            if len(steps) >= FEWEST_STEPS:
+                return _fitted(steps)
+        except DflashError as fault:  # A plan that is gone, or times that say nothing: the run before may do.
             logger.info("no step times from %s: %s", launch.parent.name, fault)
-            continue
-        if len(steps) >= FEWEST_STEPS:
-            seconds = np.array([step.seconds for step in steps])
-            tokens, squares, batches = (
-                np.stack([getattr(step, name) for step in steps]) for name in ("tokens", "squares", "batches")
-            )
-            return fit_time_model(seconds, tokens, squares, batches)
     return None
+
+
+def _fitted(steps: Sequence[_TimedStep]) -> TimeModel:
+    tokens, squares, batches = (
+        np.stack([getattr(step, name) for step in steps]) for name in ("tokens", "squares", "batches")
+    )
+    return fit_time_model(np.array([step.seconds for step in steps]), tokens, squares, batches)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -81,3 +81,16 @@ def test_steps_of_checkpoints_do_not_count():
     assert model.seconds_per_cost == pytest.approx(2e-5, rel=1e-6)
     assert model.seconds_per_micro_batch == pytest.approx(0.03, rel=1e-4)
     assert model.relative_error < 1e-6
+
+
+def test_times_that_follow_squares_alone_are_still_a_model():
+    model = fit_time_model(*measured(300, linear=0.0, quadratic=3e-9, constant=0.0))
+    assert model.seconds_per_cost > 0
+    assert model.cost.quadratic_length is None or model.cost.quadratic_length >= 1
+
+
+def test_times_that_depend_on_nothing_are_a_model_of_micro_batches():
+    seconds, *features = measured(300, linear=1e-5, quadratic=0.0, constant=0.0)
+    model = fit_time_model(np.full_like(seconds, 0.25), *features)
+    assert model.seconds_per_micro_batch + model.seconds_per_cost > 0
+    assert model.relative_error < 0.2
