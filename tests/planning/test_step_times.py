@@ -84,9 +84,11 @@ def test_steps_of_checkpoints_do_not_count():
 
 
 def test_times_that_follow_squares_alone_are_still_a_model():
-    model = fit_time_model(*measured(300, linear=0.0, quadratic=3e-9, constant=0.0))
-    assert model.seconds_per_cost > 0
-    assert model.cost.quadratic_length is None or model.cost.quadratic_length >= 1
+    # Through noise, squares alone fit best in about every second draw.
+    for _ in range(20):
+        model = fit_time_model(*measured(60, linear=0.0, quadratic=3e-9, constant=0.0, noise=0.1))
+        assert model.seconds_per_cost + model.seconds_per_micro_batch > 0
+        assert model.cost.quadratic_length is None or model.cost.quadratic_length >= 1
 
 
 def test_times_that_depend_on_nothing_are_a_model_of_micro_batches():
