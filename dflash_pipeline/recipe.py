@@ -38,6 +38,9 @@ class Source(Section):
     format: Format | None = Field(
         None, description="Null to tell by the content. `lines`: a text document a line; `document`: the whole file."
     )
+    weight: float = Field(
+        1.0, gt=0, le=100, description="How often each training conversation stands in the snapshot; 0.5: half of them."
+    )
 
 
 class Data(Section):
@@ -129,6 +132,10 @@ class Drafter(Section):
         description="Stands for positions to be drafted; null for the tokenizer's mask token or first unused row.",
     )
     intermediate_size: int | None = Field(None, ge=1)
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
+        None, description="One a layer; null for full attention in all. Sliding layers look `sliding_window` back."
+    )
+    sliding_window: int | None = Field(None, ge=1, description="Positions, the query's own among them.")
     seed: int = Field(0, ge=0, lt=2**63)
 
 
@@ -144,12 +151,33 @@ class Training(Section):
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup_fraction: float = Field(0.04, ge=0, lt=1)
+    end_fraction: float = Field(0.0, ge=0, le=1, description="Share of the learning rate in the last step.")
     max_gradient_norm: float = Field(1.0, gt=0)
+    anchor_share: float | None = Field(
+        None, gt=0, le=1, description="Blocks trained a supervised token; null for 2 / block_size."
+    )
     anchors_per_sample: int = Field(512, ge=1, description="Most blocks trained in one sample and epoch.")
+    weighting: Literal["decay", "dpace"] = Field(
+        "decay", description="Weights of a block's slots: fixed decay, or D-PACE, by what the drafter gets right."
+    )
     decay: float | None = Field(
         None, gt=0, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size."
     )
+    dpace_smoothing: float = Field(0.5, ge=0, le=1, description="D-PACE's alpha.")
+    kl: float = Field(
+        0.0, ge=0, le=1, description="Share of the divergence from the target's own distribution in the loss."
+    )
     keep_checkpoints: int = Field(2, description="Newest checkpoints kept; -1 for all.")
+    checkpoint_steps: int | None = Field(
+        None, ge=1, description="A checkpoint every so many steps, besides each epoch's end."
+    )
+    checkpoint_minutes: float | None = Field(30.0, gt=0, description="And when so much time has passed; null for never.")
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many steps of the run, with a checkpoint; null for its end."
+    )
+    step_timeout_seconds: float = Field(
+        900.0, gt=0, description="A rank without progress for so long ends the run and says where it stands."
+    )
 
     @model_validator(mode="after")
     def _keep(self) -> Training:

@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 from dflash_pipeline.model.config import DrafterConfig, drafter_config
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.model.objective import TrainingBatch
+from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
+from dflash_pipeline.model.objective import block_embeddings, target_outputs
 from dflash_pipeline.model.target import FrozenTarget
 
 TAPS = (1, 3, 5)
@@ -69,15 +70,48 @@ def strong_drafter(config: DrafterConfig, seed: int = 1) -> Drafter:
 
 def random_batch(*, lengths: tuple[int, ...], num_anchors: tuple[int, ...], seed: int = 0) -> TrainingBatch:
     """Rows of random tokens, all supervised but the first three, with sorted random anchors."""
+    tokens, anchors = random_samples(lengths=lengths, num_anchors=num_anchors, seed=seed)
+    return batch_of_rows(tokens, anchors)
+
+
+def random_samples(
+    *, lengths: tuple[int, ...], num_anchors: tuple[int, ...], seed: int = 0
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     random = np.random.default_rng(seed)
-    rows, width, most = len(lengths), max(lengths), max(num_anchors)
-    ids = torch.zeros(rows, width, dtype=torch.long)
-    mask = torch.zeros(rows, width, dtype=torch.bool)
-    anchors = torch.zeros(rows, most, dtype=torch.long)
-    valid = torch.zeros(rows, most, dtype=torch.bool)
-    for row, (length, count) in enumerate(zip(lengths, num_anchors, strict=True)):
-        ids[row, :length] = torch.from_numpy(random.integers(0, VOCAB - 1, length))
-        mask[row, 3:length] = True
-        anchors[row, :count] = torch.from_numpy(np.sort(random.choice(np.arange(3, length - 1), count, replace=False)))
-        valid[row, :count] = True
-    return TrainingBatch(input_ids=ids, loss_mask=mask, lengths=torch.tensor(lengths), anchors=anchors, valid=valid)
+    tokens, anchors = [], []
+    for length, count in zip(lengths, num_anchors, strict=True):
+        tokens.append(random.integers(0, VOCAB - 1, length))
+        anchors.append(np.sort(random.choice(np.arange(3, length - 1), count, replace=False)))
+    return tokens, anchors
+
+
+def batch_of_rows(tokens: list[np.ndarray], anchors: list[np.ndarray]) -> TrainingBatch:
+    lengths = [row.size for row in tokens]
+    ids = torch.zeros(len(tokens), max(lengths), dtype=torch.long)
+    mask = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, values in enumerate(tokens):
+        ids[row, : values.size] = torch.from_numpy(values)
+        mask[row, 3 : values.size] = True
+    return TrainingBatch(input_ids=ids, loss_mask=mask, blocks=blocks_in_rows(anchors, lengths, width=max(lengths)))
+
+
+def batch_of_documents(tokens: list[np.ndarray], anchors: list[np.ndarray], *, padding: int = 0) -> TrainingBatch:
+    """The same samples in one row."""
+    lengths = [row.size for row in tokens]
+    width = sum(lengths) + padding
+    ids = torch.zeros(1, width, dtype=torch.long)
+    mask = torch.zeros(1, width, dtype=torch.bool)
+    ids[0, : sum(lengths)] = torch.from_numpy(np.concatenate(tokens))
+    for first, end in documents_of(lengths):
+        mask[0, first + 3 : end] = True
+    return TrainingBatch(
+        input_ids=ids,
+        loss_mask=mask,
+        blocks=blocks_in_documents(anchors, lengths, width=width),
+        documents=documents_of(lengths),
+    )
+
+
+def drafter_inputs(target: FrozenTarget, batch: TrainingBatch, config: DrafterConfig):
+    """What a drafter's forward takes besides the blocks."""
+    return target_outputs(target, batch, needs_last=False)[0], block_embeddings(target, batch, config)

@@ -41,13 +41,15 @@ class BucketBoundaries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedDrafter:
-    """A finished run, from its event log: steps of superseded attempts are left out."""
+    """A run that ended in good order, from its event log: steps of superseded attempts are left out."""
 
     run: str
     run_dir: str
     plan: str
     checkpoint: str
     total_steps: int
+    steps_done: int
+    """Fewer than `total_steps` when the recipe limits them."""
     num_ranks: int
     first_loss: float
     last_loss: float

@@ -1,18 +1,20 @@
 """torchrun, with an end: `python -m dflash_pipeline.launch.agent` takes torchrun's own arguments.
 
-It differs in two things: it does not outlive the process that started it by more than `LEAVE_SECONDS`, and it shows no
-traceback of its own when a rank has failed or it is asked to stop.
+It differs in three things: it does not outlive the process that started it by more than `LEAVE_SECONDS`; it shows no
+traceback of its own when a rank has failed or it is asked to stop; and for a rank that was killed, and so could not say
+why it ended, it says it.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.run import main as torchrun
 
 from dflash_pipeline.launch.lifeline import LIFELINE_VARIABLE, leave_when_let_go
@@ -27,11 +29,22 @@ def main(arguments: Sequence[str]) -> int:
         leave_when_let_go(Path(lifeline), after_seconds=LEAVE_SECONDS)
     try:
         torchrun(list(arguments))
-    except ChildFailedError:
+    except ChildFailedError as error:
+        _name_killed(Path(arguments[-1]).parent, error.failures)
         return 1  # torchrun has logged which rank and how it ended, and the rank itself why.
     except SignalException as request:
         return 128 + request.sigval
     return 0
+
+
+def _name_killed(run_dir: Path, failures: Mapping[int, ProcessFailure]) -> None:
+    for rank, failure in failures.items():
+        # SIGTERM comes from torchrun itself, to those that are left when one has failed.
+        if failure.exitcode >= 0 or failure.exitcode == -signal.SIGTERM:
+            continue
+        reason = "look for lack of memory" if failure.exitcode == -signal.SIGKILL else "look at the log above"
+        text = f"rank {rank} was killed by {signal.Signals(-failure.exitcode).name} from outside: {reason}"
+        (run_dir / f"killed-rank-{rank}.txt").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

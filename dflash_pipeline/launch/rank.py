@@ -1,6 +1,6 @@
 """What torchrun starts on every rank: `python -m dflash_pipeline.launch.rank CONFIG`.
 
-Exit codes: 0 finished, 143 stopped by request with a checkpoint, 1 or 2 as the error says. A rank that fails writes
+Exit codes: 0 finished or at the limit of steps, 143 stopped by request with a checkpoint, 1 or 2 as the error says. A rank that fails writes
 `error-rank-N.txt` beside the run's record, so that the launcher can say why.
 """
 
@@ -33,6 +33,7 @@ from dflash_pipeline.training.distributed import process_group
 from dflash_pipeline.training.event_log import EventLog
 from dflash_pipeline.training.loop import Outcome, Trainer
 from dflash_pipeline.training.settings import LaunchConfig
+from dflash_pipeline.training.step_watch import StepWatch, write_and_exit
 from dflash_pipeline.training.tracker import NullTracker, Params, Tracker
 
 STOPPED = 143
@@ -84,6 +85,8 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
         )
         record = _record(config)
         ranks.wait_for_all()  # Everyone has read run.json before the first rank writes it.
+        end_stalled = write_and_exit(rank_error_path(Path(config.run_dir), rank=rank))
+        watch = StepWatch(seconds=config.step_timeout_seconds, rank=rank, end=end_stalled).start()
         trainer = Trainer(
             config,
             ranks=ranks,
@@ -91,9 +94,12 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
             attempt=record.next_attempt,
             stop_asked=lambda: stop.asked,
             board=ProgressBoard(),
+            beat=watch.beat,
         )
         if not ranks.is_first:
-            return _exit_code(trainer.train())
+            outcome = trainer.train()
+            watch.stop()
+            return _exit_code(outcome)
         attempt = Attempt(
             number=record.next_attempt,
             num_ranks=world_size,
@@ -101,19 +107,20 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
             status="running",
             last_step=trainer.start,
         )
-        trainer.tracker = _trackers(config, record, attempt, stack)
-        trainer.tracker.start(_params(config, trainer, attempt))
+        tracker = trainer.reporter.tracker = _trackers(config, record, attempt, stack)
+        tracker.start(_params(config, trainer, attempt))
         try:
             outcome = trainer.train()
         except BaseException:
-            trainer.tracker.end("failed")
+            tracker.end("failed")
             raise
-        trainer.tracker.end("finished" if outcome.finished else "killed")
+        watch.stop()
+        tracker.end("finished" if outcome.finished else "killed")
         return _exit_code(outcome)
 
 
 def _exit_code(outcome: Outcome) -> int:
-    return 0 if outcome.finished else STOPPED
+    return STOPPED if outcome.asked_to_stop and not outcome.finished else 0
 
 
 def _record(config: LaunchConfig) -> RunRecord:
@@ -160,8 +167,12 @@ def _params(config: LaunchConfig, trainer: Trainer, attempt: Attempt) -> Params:
         "tap_layer_ids": ",".join(str(i) for i in config.drafter.tap_layer_ids),
         "learning_rate": settings.learning_rate,
         "warmup_fraction": settings.warmup_fraction,
+        "end_fraction": settings.end_fraction,
+        "anchor_share": settings.anchor_share,
         "anchors_per_sample": settings.anchors_per_sample,
-        "decay": settings.decay,
+        "weighting": settings.objective.weighting,
+        "decay": settings.objective.decay,
+        "kl": settings.objective.kl,
         "num_ranks": attempt.num_ranks,
         "first_step": attempt.first_step,
     }

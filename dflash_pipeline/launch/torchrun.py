@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.launch.group import run_group
+from dflash_pipeline.training.event_log import last_step
 
 AGENT_MODULE = "dflash_pipeline.launch.agent"
 RANK_MODULE = "dflash_pipeline.launch.rank"
@@ -51,7 +52,7 @@ def run_ranks(
     An exit code other than 0 is `Failed`, with what the first failing rank wrote. An exception here, such as an
     interrupt, stops the ranks and is raised again. In every case no process of the run is left.
     """
-    for stale in run_dir.glob("error-rank-*.txt"):
+    for stale in (*run_dir.glob("error-rank-*.txt"), *run_dir.glob("killed-rank-*.txt")):
         stale.unlink()
     exit_code = run_group(
         torchrun_command(config, num_ranks=num_ranks),
@@ -69,7 +70,7 @@ def _threads(count: int) -> dict[str, str]:
 
 def _failure(run_dir: Path, exit_code: int) -> Failed:
     return Failed(
-        f"the ranks ended with {_ending(exit_code)}; {_first_error(run_dir)}",
+        f"the ranks ended with {_ending(exit_code)}, {_reached(run_dir)}; {_first_error(run_dir)}",
         where=str(run_dir),
         fix="correct what is named and start the same run again: it continues at its newest checkpoint",
     )
@@ -79,9 +80,17 @@ def _ending(exit_code: int) -> str:
     return f"exit code {exit_code}" if exit_code > 0 else f"signal {signal.Signals(-exit_code).name}"
 
 
+def _reached(run_dir: Path) -> str:
+    step = last_step(run_dir / "events.jsonl")
+    if step is None:
+        return "before the first step ended"
+    return f"after global step {step['global_step']} (epoch {step['epoch']} step {step['step']})"
+
+
 def _first_error(run_dir: Path) -> str:
     # The first to fail is the cause: the others fail a moment later, for want of an answer from it.
-    errors = sorted(run_dir.glob("error-rank-*.txt"), key=lambda path: path.stat().st_mtime_ns)
+    killed = sorted(run_dir.glob("killed-rank-*.txt"))
+    errors = killed or sorted(run_dir.glob("error-rank-*.txt"), key=lambda path: path.stat().st_mtime_ns)
     if not errors:
         return "no rank wrote why (a rank killed from outside cannot: look for lack of memory)"
     lines = errors[0].read_text(encoding="utf-8", errors="replace").rstrip().splitlines()

@@ -98,14 +98,11 @@ class Attention(nn.Module):
         self, q_RNQD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, pieces: Sequence[Piece], *, kind: str, context_length: int
     ) -> Tensor:
         """[R, Q, H]: each piece of blocks over the context it needs and its own slots."""
-        if len(pieces) == 1 and pieces[0].context_length == context_length:
+        if len(pieces) == 1 and pieces[0].context == slice(0, context_length):
             return self.attend(q_RNQD, k_RGTD, v_RGTD, pieces[0].masks[kind])
         mixed = []
         for piece in pieces:
-            slots = slice(context_length + piece.first_slot, context_length + piece.end_slot)
-            k_piece, v_piece = (
-                torch.cat((x[:, :, : piece.context_length], x[:, :, slots]), dim=2) for x in (k_RGTD, v_RGTD)
-            )
-            q_piece = q_RNQD[:, :, piece.first_slot : piece.end_slot]
-            mixed.append(self.attend(q_piece, k_piece, v_piece, piece.masks[kind]))
+            own = slice(context_length + piece.slots.start, context_length + piece.slots.stop)
+            k_piece, v_piece = (torch.cat((x[:, :, piece.context], x[:, :, own]), dim=2) for x in (k_RGTD, v_RGTD))
+            mixed.append(self.attend(q_RNQD[:, :, piece.slots], k_piece, v_piece, piece.masks[kind]))
         return torch.cat(mixed, dim=1)

@@ -122,18 +122,27 @@ class DrafterConfig:
 
 
 def default_tap_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """As many taps as the drafter has layers, spread evenly from layer 1 to N - 3; the middle layer for one."""
+    """As many taps as the drafter has layers, spread evenly from layer 1 to N - 3; the middle layer for one.
+
+    Refused where that repeats a layer, with taps that would do.
+    """
     if num_layers == 1:
         taps = [num_target_layers // 2]
     else:
         taps = [round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers)]
-    if any(b <= a for a, b in pairwise(taps)) or taps[-1] > num_target_layers - 2:
-        raise Refused(
-            f"the rule for {num_layers} taps gives layers {taps} of a target with {num_target_layers}",
-            where="drafter.tap_layer_ids",
-            fix=f"the target is too shallow for the rule: set tap_layer_ids, from 0 to {num_target_layers - 2}",
-        )
-    return tuple(taps)
+    last = num_target_layers - 2
+    if all(a < b for a, b in pairwise(taps)) and taps[-1] <= last:
+        return tuple(taps)
+    # Some targets have no layer to tap at all, and many have fewer than the drafter has layers.
+    count = min(num_layers, last + 1)
+    proposed = [round(i * last / max(count - 1, 1)) for i in range(count)]
+    raise Refused(
+        f"the rule for {num_layers} taps gives layers {taps} of a target with {num_target_layers}",
+        where="drafter.tap_layer_ids",
+        fix=f"the target is too shallow for the rule: set tap_layer_ids to {proposed}, or to others from 0 to {last}"
+        if proposed
+        else "use a deeper target: the last layer cannot be tapped, and this one has no other",
+    )
 
 
 def default_mask_token_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
@@ -159,6 +168,8 @@ def drafter_config(
     tap_layer_ids: tuple[int, ...] | None,
     mask_token_id: int,
     intermediate_size: int | None,
+    layer_types: tuple[str, ...] | None = None,
+    sliding_window: int | None = None,
 ) -> DrafterConfig:
     """The drafter of a target: its width, heads, rotary base and vocabulary; `None` follows the target or the rule."""
     text = target_config.get_text_config(decoder=True)
@@ -179,8 +190,8 @@ def drafter_config(
         tap_layer_ids=taps,
         mask_token_id=mask_token_id,
         num_target_layers=text.num_hidden_layers,
-        layer_types=(FULL,) * num_layers,
-        sliding_window=None,
+        layer_types=(FULL,) * num_layers if layer_types is None else layer_types,
+        sliding_window=sliding_window,
     )
 
 

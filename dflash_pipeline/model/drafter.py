@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dflash_pipeline.model.attention import Attention, RMSNorm, Rotary, Rotation
+from dflash_pipeline.model.blocks import Blocks
 from dflash_pipeline.model.config import SLIDING, DrafterConfig
 from dflash_pipeline.model.masks import Piece, attention_pieces, visible_when_drafting
 
@@ -102,23 +103,19 @@ class Drafter(nn.Module):
                     parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
         return drafter
 
-    def forward(
-        self, features_RSF: Tensor, block_embeddings_RAKH: Tensor, anchors_RA: Tensor, valid_RA: Tensor
-    ) -> Tensor:
+    def forward(self, features_RSF: Tensor, block_embeddings_RAKH: Tensor, blocks: Blocks) -> Tensor:
         """Hidden states [R, A, K, H] of blocks that each see only the features before their own anchor.
 
-        `features_RSF` reaches at least to the last valid anchor. What an invalid block gives is finite and meaningless.
+        `features_RSF` reach at least to the last valid anchor. What an invalid block gives is finite and meaningless.
         """
         dtype = self.norm.weight.dtype
-        pieces = attention_pieces(anchors_RA, valid_RA, config=self.config, dtype=dtype)
-        context_length = max(piece.context_length for piece in pieces)
+        pieces = attention_pieces(blocks, config=self.config, dtype=dtype)
+        context_length = blocks.context_length
         context_RCH = self.context(features_RSF[:, :context_length])
 
-        slot_K = torch.arange(self.config.block_size, device=anchors_RA.device)
-        slots_RQ = (anchors_RA[..., None] + slot_K).flatten(1)
-        context_C = torch.arange(context_length, device=anchors_RA.device)
-        slots = self.rotary(slots_RQ, dtype)
-        before = self.rotary(context_C.expand(anchors_RA.shape[0], -1), dtype)
+        slot_K = torch.arange(self.config.block_size, device=blocks.anchors.device)
+        slots = self.rotary(((blocks.anchors - blocks.starts)[..., None] + slot_K).flatten(1), dtype)
+        before = self.rotary(blocks.positions[:context_length].expand(len(blocks.anchors), -1), dtype)
         keys = (torch.cat((before[0], slots[0]), dim=1), torch.cat((before[1], slots[1]), dim=1))
 
         x_RQH = block_embeddings_RAKH.flatten(1, 2).to(dtype)

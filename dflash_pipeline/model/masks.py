@@ -14,50 +14,43 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dflash_pipeline.model.blocks import Blocks
 from dflash_pipeline.model.config import SLIDING, DrafterConfig
-
-BLOCKS_PER_PIECE = 64
-"""Blocks attended together. Anchors ascend, so a piece needs the context before its last anchor only, and a mask
-grows with the square of this number, not of the blocks of a row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
     """Consecutive blocks of every row, the context they need, and an additive mask for each kind of layer."""
 
-    first_slot: int
-    end_slot: int
-    context_length: int
+    slots: slice
+    """Of all slots of a row."""
+    context: slice
+    """Of the row's context."""
     masks: dict[str, Tensor]
     """[R, 1, slots, context + slots], 0 where visible and -inf elsewhere."""
 
 
-def attention_pieces(
-    anchors_RA: Tensor, valid_RA: Tensor, *, config: DrafterConfig, dtype: torch.dtype
-) -> tuple[Piece, ...]:
-    """Cut the blocks of a micro-batch into pieces and make their masks, once for all layers."""
+def attention_pieces(blocks: Blocks, *, config: DrafterConfig, dtype: torch.dtype) -> tuple[Piece, ...]:
+    """The cuts of a micro-batch's blocks with their masks, made once for all layers."""
     # An invalid block sees no context but keeps its own slots: a softmax over nothing would be NaN.
-    limits_RA = anchors_RA.masked_fill(~valid_RA, 0)
+    limits_RA = blocks.anchors.masked_fill(~blocks.valid, 0)
     pieces = []
-    starts = range(0, anchors_RA.shape[1], BLOCKS_PER_PIECE)
-    lengths = [int(part.max()) for part in torch.split(limits_RA, BLOCKS_PER_PIECE, dim=1)]
-    for start, context_length in zip(starts, lengths, strict=True):
-        stop = min(start + BLOCKS_PER_PIECE, anchors_RA.shape[1])
+    for cut in blocks.cuts:
+        taken = slice(cut.first_block, cut.end_block)
         visible = {
             kind: visible_keys(
-                anchors_RA[:, start:stop],
-                limits_RA[:, start:stop],
-                context_length=context_length,
+                blocks.anchors[:, taken],
+                limits_RA[:, taken],
+                context=range(cut.first_context, cut.end_context),
                 block_size=config.block_size,
                 window=config.sliding_window if kind == SLIDING else None,
             )
-            for kind in set(config.layer_types)
+            for kind in sorted(set(config.layer_types))
         }
         pieces.append(
             Piece(
-                first_slot=start * config.block_size,
-                end_slot=stop * config.block_size,
-                context_length=context_length,
+                slots=slice(cut.first_block * config.block_size, cut.end_block * config.block_size),
+                context=slice(cut.first_context, cut.end_context),
                 masks={kind: _additive(mask, dtype)[:, None] for kind, mask in visible.items()},
             )
         )
@@ -65,12 +58,15 @@ def attention_pieces(
 
 
 def visible_keys(
-    anchors_RA: Tensor, limits_RA: Tensor, *, context_length: int, block_size: int, window: int | None
+    anchors_RA: Tensor, limits_RA: Tensor, *, context: range, block_size: int, window: int | None
 ) -> Tensor:
-    """[R, A * K, C + A * K]: which keys a slot sees. `limits_RA` ends each block's context; a window means sliding."""
+    """[R, A * K, C + A * K]: which keys a slot sees, of these context positions and of all slots.
+
+    `limits_RA` ends each block's context, which begins where `context` does; a window means sliding.
+    """
     rows, num_blocks = anchors_RA.shape
     slot_K = torch.arange(block_size, device=anchors_RA.device)
-    context_C = torch.arange(context_length, device=anchors_RA.device)
+    context_C = torch.arange(context.start, context.stop, device=anchors_RA.device)
     context_RQC = (context_C < limits_RA[..., None]).repeat_interleave(block_size, dim=1)
     inside_KK = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors_RA.device)
     if window is not None:

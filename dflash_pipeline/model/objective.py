@@ -8,37 +8,45 @@ R rows, S tokens, A blocks, K slots of a block, H hidden, N slots with a weight,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from dflash_pipeline.contracts.hashing import mix
+from dflash_pipeline.contracts.errors import ContractBroken
+from dflash_pipeline.model.blocks import TrainingBatch
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.target import FrozenTarget
 
 SLOTS_PER_CHUNK = 2048
 """Slots whose vocabulary logits exist at once; with more, chunks are computed again in the backward pass."""
 
+Weighting = Literal["decay", "dpace"]
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TrainingBatch:
-    """One micro-batch, right-padded. Anchors of a row ascend; places without an anchor are not valid."""
 
-    input_ids: Tensor
-    """[R, S] int64"""
-    loss_mask: Tensor
-    """[R, S] bool: supervised tokens"""
-    lengths: Tensor
-    """[R] int64"""
-    anchors: Tensor
-    """[R, A] int64"""
-    valid: Tensor
-    """[R, A] bool"""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """How slots are weighted, and what they are compared with."""
+
+    weighting: Weighting
+    """`decay`: exp(-(j - 1) / decay) for slot j (DFlash, arXiv 2602.06036, equation 4). `dpace`: by how much each slot
+    can still add to the accepted length, as the drafter itself judges (D-PACE, arXiv 2605.18810)."""
+    decay: float
+    smoothing: float = 0.5
+    """D-PACE's alpha: a slot's chance counts as (1 - alpha) * chance + alpha."""
+    kl: float = 0.0
+    """Share of the divergence from the target's own distribution; the rest is cross entropy to the text."""
+
+    def __post_init__(self) -> None:
+        if not (self.decay > 0 and 0 <= self.smoothing <= 1 and 0 <= self.kl <= 1):
+            raise ContractBroken(
+                f"decay {self.decay}, smoothing {self.smoothing}, kl {self.kl}",
+                where="training",
+                fix="decay is positive; smoothing and kl lie between 0 and 1",
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -46,24 +54,12 @@ class LossParts:
     """Sums over one micro-batch, to be divided by sums over the step: how ranks share the work then does not matter."""
 
     loss_sum: Tensor
-    """Sum of weight * cross entropy, with its graph."""
+    """Sum of weight * loss of a slot, with its graph."""
+    weight: Tensor
+    """Sum of weights, float64: what `loss_sum` is divided by, once it is summed over the step."""
     num_correct_prefix: Tensor
     """Over blocks with a weight: 1 + leading slots whose best token is the label."""
     num_blocks: Tensor
-
-
-def sample_anchors(
-    supervised: NDArray[np.bool_], *, max_anchors: int, seed: int, epoch: int, sample_id: int
-) -> NDArray[np.int64]:
-    """Positions to draft after, ascending: supervised with a supervised successor, at most `max_anchors` of them.
-
-    A function of its arguments alone, so that a resumed run trains the same blocks.
-    """
-    eligible = np.flatnonzero(supervised[:-1] & supervised[1:])
-    if eligible.size > max_anchors:
-        order = np.argsort(mix(seed, epoch, sample_id, eligible), kind="stable")
-        eligible = np.sort(eligible[order[:max_anchors]])
-    return eligible.astype(np.int64)
 
 
 def default_decay(block_size: int) -> float:
@@ -74,67 +70,120 @@ def default_decay(block_size: int) -> float:
     return block_size / 2 if block_size <= 10 else 5 + (block_size - 10) / 3
 
 
-def slot_weights(
-    loss_mask_RS: Tensor, lengths_R: Tensor, anchors_RA: Tensor, valid_RA: Tensor, *, block_size: int, decay: float
-) -> Tensor:
-    """Weights [R, A, K] in float32: exp(-(j - 1) / decay) for slot j, up to the first unsupervised token or the end."""
-    slot_J = torch.arange(1, block_size, device=anchors_RA.device)
-    positions_RAJ = anchors_RA[..., None] + slot_J
-    inside_RAJ = (positions_RAJ < lengths_R[:, None, None]) & valid_RA[..., None]
-    labels_RX = positions_RAJ.clamp(max=loss_mask_RS.shape[1] - 1).flatten(1)
-    supervised_RAJ = loss_mask_RS.gather(1, labels_RX).view_as(positions_RAJ) & inside_RAJ
-    weights_RAJ = supervised_RAJ.float().cumprod(-1) * torch.exp(-(slot_J - 1) / decay)
-    return functional.pad(weights_RAJ, (1, 0))
+def planned_weights(slots_RAK: Tensor, objective: Objective) -> Tensor:
+    """[R, A, K] float32: the weights as far as they are known before the forward; with D-PACE, which slots have one."""
+    if objective.weighting == "dpace":
+        return slots_RAK.float()
+    slot_K = torch.arange(slots_RAK.shape[-1], device=slots_RAK.device)
+    return slots_RAK.float() * torch.exp(-(slot_K - 1) / objective.decay)
 
 
-def micro_batch_loss(drafter: nn.Module, target: FrozenTarget, batch: TrainingBatch, weights_RAK: Tensor) -> LossParts:
-    """Weighted cross entropy of every block of a micro-batch. Without any weight it is 0, attached to every parameter.
+def micro_batch_loss(
+    drafter: nn.Module, target: FrozenTarget, batch: TrainingBatch, weights_RAK: Tensor, objective: Objective
+) -> LossParts:
+    """Weighted loss of every block of a micro-batch. Without any weight it is 0, attached to every parameter.
 
-    `drafter` is a `Drafter`, bare or in DistributedDataParallel.
+    `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_RAK` are those of `planned_weights`.
     """
     config = _config_of(drafter)
-    hidden_RAKH = drafter(*drafter_inputs(target, batch, config), batch.anchors, batch.valid)
+    features, last_RSH = target_outputs(target, batch, needs_last=objective.kl > 0)
+    hidden_RAKH = drafter(features, block_embeddings(target, batch, config), batch.blocks)
 
-    weights = weights_RAK.flatten()
-    chosen_N = weights.nonzero().squeeze(1)
-    num_blocks = (weights_RAK[..., 1] > 0).sum()
-    correct = torch.zeros(weights.shape, dtype=torch.bool, device=weights.device)
-    loss_sum = hidden_RAKH.sum() * 0.0
-    labels = _labels(batch, config.block_size).flatten()
-    hidden = hidden_RAKH.flatten(0, 2)
-    for chunk in torch.split(chosen_N, SLOTS_PER_CHUNK) if chosen_N.numel() else ():
-        again = chosen_N.numel() > SLOTS_PER_CHUNK and torch.is_grad_enabled()
-        parts = (hidden[chunk], labels[chunk], weights[chunk], target)
-        chunk_loss, chunk_correct = (
-            checkpoint(_weighted_loss, *parts, use_reentrant=False) if again else _weighted_loss(*parts)
-        )
-        loss_sum = loss_sum + chunk_loss
-        correct[chunk] = chunk_correct
+    chosen_N = weights_RAK.flatten().nonzero().squeeze(1)
+    labels_N = _tokens_at(batch, config.block_size, 0).flatten()[chosen_N]
+    teachers = None if last_RSH is None else _gather_hidden(last_RSH, batch, config.block_size, chosen_N)
+    losses_N, cross_entropy_N, correct_N = _slot_losses(
+        hidden_RAKH.flatten(0, 2)[chosen_N], labels_N, teachers, target, objective.kl
+    )
+    weights_N = _final_weights(weights_RAK, chosen_N, cross_entropy_N, objective)
+    correct = torch.zeros(weights_RAK.numel(), dtype=torch.bool, device=weights_RAK.device)
+    correct[chosen_N] = correct_N
     leading = correct.view_as(weights_RAK)[..., 1:].long().cumprod(-1).sum()
-    return LossParts(loss_sum=loss_sum, num_correct_prefix=num_blocks + leading, num_blocks=num_blocks)
+    num_blocks = (weights_RAK[..., 1] > 0).sum()
+    return LossParts(
+        loss_sum=(losses_N * weights_N).sum() + hidden_RAKH.sum() * 0.0,
+        weight=weights_N.sum(dtype=torch.float64),
+        num_correct_prefix=num_blocks + leading,
+        num_blocks=num_blocks,
+    )
 
 
-def drafter_inputs(target: FrozenTarget, batch: TrainingBatch, config: DrafterConfig) -> tuple[Tensor, Tensor]:
-    """Features [R, C, F] as far as a block needs them, and embeddings [R, A, K, H] of `anchor, mask, mask, …`."""
-    context_length = int(batch.anchors.masked_fill(~batch.valid, 0).max())
-    features = target.features(batch.input_ids[:, : max(context_length, 1)])
-    blocks = torch.full((*batch.anchors.shape, config.block_size), config.mask_token_id, device=batch.anchors.device)
-    blocks[..., 0] = batch.input_ids.gather(1, batch.anchors)
-    return features, target.embed(blocks)
+def target_outputs(target: FrozenTarget, batch: TrainingBatch, *, needs_last: bool) -> tuple[Tensor, Tensor | None]:
+    """Features [R, C, F] as far as a block needs them; with `needs_last` of all tokens, and last hidden [R, S, H]."""
+    if not batch.documents:
+        if needs_last:
+            return target.features_and_last(batch.input_ids)
+        return target.features(batch.input_ids[:, : max(batch.blocks.context_length, 1)]), None
+    # Each document by itself: side by side in one row they would attend to one another, and cost their square.
+    parts = [batch.input_ids[:, first:end] for first, end in batch.documents]
+    if not needs_last:
+        return torch.cat([target.features(part) for part in parts], dim=1), None
+    both = [target.features_and_last(part) for part in parts]
+    return torch.cat([features for features, _ in both], dim=1), torch.cat([last for _, last in both], dim=1)
 
 
-def _labels(batch: TrainingBatch, block_size: int) -> Tensor:
-    positions = batch.anchors[..., None] + torch.arange(block_size, device=batch.anchors.device)
-    within = positions.clamp(max=batch.input_ids.shape[1] - 1)
-    return batch.input_ids.gather(1, within.flatten(1)).view_as(positions)
+def block_embeddings(target: FrozenTarget, batch: TrainingBatch, config: DrafterConfig) -> Tensor:
+    """[R, A, K, H] of `anchor, mask, mask, …` for every block."""
+    anchors_RA = batch.blocks.anchors
+    ids_RAK = torch.full((*anchors_RA.shape, config.block_size), config.mask_token_id, device=anchors_RA.device)
+    ids_RAK[..., 0] = batch.input_ids.gather(1, anchors_RA)
+    return target.embed(ids_RAK)
 
 
-def _weighted_loss(
-    hidden_NH: Tensor, labels_N: Tensor, weights_N: Tensor, target: FrozenTarget
-) -> tuple[Tensor, Tensor]:
+def _places(batch: TrainingBatch, block_size: int, shift: int, limit: int) -> Tensor:
+    """[R, A, K]: the position of each slot's label, `shift` further on, kept within the row."""
+    slot_K = torch.arange(block_size, device=batch.input_ids.device)
+    return (batch.blocks.anchors[..., None] + slot_K + shift).clamp(min=0, max=limit - 1)
+
+
+def _tokens_at(batch: TrainingBatch, block_size: int, shift: int) -> Tensor:
+    places = _places(batch, block_size, shift, batch.input_ids.shape[1])
+    return batch.input_ids.gather(1, places.flatten(1)).view_as(places)
+
+
+def _gather_hidden(last_RSH: Tensor, batch: TrainingBatch, block_size: int, chosen_N: Tensor) -> Tensor:
+    """[N, H]: the target predicts the label at p from its last hidden state at p - 1."""
+    places = _places(batch, block_size, -1, last_RSH.shape[1]).flatten(1)
+    offsets_R1 = torch.arange(places.shape[0], device=places.device)[:, None] * last_RSH.shape[1]
+    return last_RSH.flatten(0, 1)[(places + offsets_R1).flatten()[chosen_N]]
+
+
+def _slot_losses(
+    hidden_NH: Tensor, labels_N: Tensor, teachers_NH: Tensor | None, target: FrozenTarget, kl: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, cross entropy and whether the best token is the label, of each slot; logits a chunk at a time."""
+    again = labels_N.numel() > SLOTS_PER_CHUNK and torch.is_grad_enabled()
+    found = []
+    for first in range(0, max(labels_N.numel(), 1), SLOTS_PER_CHUNK):
+        part = slice(first, first + SLOTS_PER_CHUNK)
+        inputs = (hidden_NH[part], labels_N[part], None if teachers_NH is None else teachers_NH[part], target, kl)
+        found.append(checkpoint(_chunk, *inputs, use_reentrant=False) if again else _chunk(*inputs))
+    losses, entropies, correct = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return losses, entropies, correct
+
+
+def _chunk(
+    hidden_NH: Tensor, labels_N: Tensor, teachers_NH: Tensor | None, target: FrozenTarget, kl: float
+) -> tuple[Tensor, Tensor, Tensor]:
     logits_NV = target.logits(hidden_NH.to(target.dtype)).float()
-    losses_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
-    return (losses_N * weights_N).sum(), logits_NV.detach().argmax(-1) == labels_N
+    entropy_N = functional.cross_entropy(logits_NV, labels_N, reduction="none")
+    correct_N = logits_NV.detach().argmax(-1) == labels_N
+    if teachers_NH is None:
+        return entropy_N, entropy_N.detach(), correct_N
+    with torch.no_grad():
+        teacher_NV = target.logits(teachers_NH).float().log_softmax(-1)
+    divergence_N = functional.kl_div(logits_NV.log_softmax(-1), teacher_NV, log_target=True, reduction="none").sum(-1)
+    return (1 - kl) * entropy_N + kl * divergence_N, entropy_N.detach(), correct_N
+
+
+def _final_weights(weights_RAK: Tensor, chosen_N: Tensor, entropy_N: Tensor, objective: Objective) -> Tensor:
+    """[N]. D-PACE: w_j = sum over m >= j of the chance that slots 1 … m are all accepted, each chance smoothed."""
+    if objective.weighting == "decay":
+        return weights_RAK.flatten()[chosen_N]
+    chances = torch.ones(weights_RAK.numel(), dtype=torch.float32, device=weights_RAK.device)
+    chances[chosen_N] = (1 - objective.smoothing) * (-entropy_N).exp() + objective.smoothing
+    accepted_RAK = chances.view_as(weights_RAK).cumprod(-1) * weights_RAK
+    return accepted_RAK.flip(-1).cumsum(-1).flip(-1).flatten()[chosen_N]
 
 
 def _config_of(drafter: nn.Module) -> DrafterConfig:

@@ -72,6 +72,12 @@ class FrozenTarget:
         return self._take_tapped()
 
     @torch.no_grad()
+    def features_and_last(self, input_ids_RS: Tensor) -> tuple[Tensor, Tensor]:
+        """Features, and the hidden states [R, S, H] that the output head reads: a forward through every layer."""
+        last: Tensor = self._model.base_model(input_ids=input_ids_RS, use_cache=False).last_hidden_state
+        return self._take_tapped(), last
+
+    @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
         """Rows [.., H] of the raw embedding table, as serving engines read it for the drafter."""
         return functional.embedding(ids, self._embedding)

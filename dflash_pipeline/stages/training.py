@@ -15,9 +15,10 @@ from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.ingest.chat import load_tokenizer
 from dflash_pipeline.launch.torchrun import run_ranks
+from dflash_pipeline.model.anchors import default_anchor_share
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
 from dflash_pipeline.model.loading import load_config
-from dflash_pipeline.model.objective import default_decay
+from dflash_pipeline.model.objective import Objective, default_decay
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.terminal import show_bars
@@ -29,7 +30,7 @@ from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_loca
 from dflash_pipeline.training.checkpoint import checkpoint_name, newest_whole_checkpoint
 from dflash_pipeline.training.distributed import check_world_size
 from dflash_pipeline.training.event_log import read_events
-from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings, run_fingerprint
 from dflash_pipeline.training.tracker import EndStatus
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,13 @@ def launch_config(
         drafter=drafter,
         settings=settings,
         device=recipe.training.device,
-        keep_checkpoints=recipe.training.keep_checkpoints,
+        saving=Saving(
+            keep=recipe.training.keep_checkpoints,
+            every_steps=recipe.training.checkpoint_steps,
+            every_minutes=recipe.training.checkpoint_minutes,
+        ),
+        max_steps=recipe.training.max_steps,
+        step_timeout_seconds=recipe.training.step_timeout_seconds,
         experiment=recipe.name,
         tracking_uri=tracking_uri(storage.root),
         artifact_location=artifact_location(storage.root),
@@ -123,19 +130,28 @@ def recipe_drafter(recipe: Recipe) -> DrafterConfig:
         tap_layer_ids=tuple(wanted.tap_layer_ids) if wanted.tap_layer_ids is not None else None,
         mask_token_id=default_mask_token_id(load_tokenizer(path), vocabulary) if mask is None else mask,
         intermediate_size=wanted.intermediate_size,
+        layer_types=tuple(wanted.layer_types) if wanted.layer_types is not None else None,
+        sliding_window=wanted.sliding_window,
     )
 
 
 def training_settings(recipe: Recipe) -> TrainingSettings:
-    training = recipe.training
+    training, block_size = recipe.training, recipe.drafter.block_size
     return TrainingSettings(
         learning_rate=training.learning_rate,
+        end_fraction=training.end_fraction,
         betas=training.betas,
         weight_decay=training.weight_decay,
         warmup_fraction=training.warmup_fraction,
         max_gradient_norm=training.max_gradient_norm,
+        anchor_share=training.anchor_share or default_anchor_share(block_size),
         anchors_per_sample=training.anchors_per_sample,
-        decay=training.decay or default_decay(recipe.drafter.block_size),
+        objective=Objective(
+            weighting=training.weighting,
+            decay=training.decay or default_decay(block_size),
+            smoothing=training.dpace_smoothing,
+            kl=training.kl,
+        ),
         seed=recipe.drafter.seed,
     )
 
@@ -210,6 +226,7 @@ def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
         plan=config.plan,
         checkpoint=str(checkpoint),
         total_steps=record.total_steps,
+        steps_done=ordered[-1]["global_step"],
         num_ranks=record.attempts[-1].num_ranks,
         first_loss=float.fromhex(ordered[0]["loss_hex"]),
         last_loss=float.fromhex(ordered[-1]["loss_hex"]),

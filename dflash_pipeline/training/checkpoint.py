@@ -17,6 +17,9 @@ from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import INCOMPLETE, folder_faults, new_folder, set_aside
 from dflash_pipeline.store.records import load_record, save_record
+from dflash_pipeline.model.config import DrafterConfig
+from dflash_pipeline.model.objective import Objective
+from dflash_pipeline.training.meter import EpochMeter
 from dflash_pipeline.training.spikes import SpikeState
 
 logger = logging.getLogger(__name__)
@@ -31,10 +34,24 @@ class CheckpointState:
 
     run: str
     plan: str
+    snapshot: str
     position: Position
     global_step: int
     attempt: int
     spikes: SpikeState
+    meter: EpochMeter
+    skipped_in_a_row: int
+    """Steps up to this one whose loss or gradient was not finite."""
+    drafter: DrafterConfig
+    objective: Objective
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CheckpointTensors:
+    """Weights and optimiser moments by name."""
+
+    model: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
 
 
 def checkpoint_name(global_step: int) -> str:
@@ -57,7 +74,16 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
     return None
 
 
-def save_checkpoint(folder: Path, state: CheckpointState, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+def copied_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointTensors:
+    """Copies in main memory, so that the next step may change what they were taken from."""
+
+    def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+    return CheckpointTensors(model=copies(model.state_dict()), optimizer=copies(_optimizer_tensors(model, optimizer)))
+
+
+def save_checkpoint(folder: Path, state: CheckpointState, tensors: CheckpointTensors) -> Path:
     """Write weights, optimiser and state, whole or not at all. Saving the same step again changes nothing."""
     path = folder / checkpoint_name(state.global_step)
     if path.exists() and not folder_faults(path):
@@ -66,18 +92,20 @@ def save_checkpoint(folder: Path, state: CheckpointState, model: nn.Module, opti
         logger.warning("checkpoint %s is damaged and written again; it is kept as %s", path.name, set_aside(path).name)
     with new_folder(path, act="checkpoint") as fresh:
         fault_write()
-        save_file(
-            {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, fresh / "model.safetensors"
-        )
+        save_file(tensors.model, fresh / "model.safetensors")
         fault_write()
-        save_file(_optimizer_tensors(model, optimizer), fresh / "optimizer.safetensors")
+        save_file(tensors.optimizer, fresh / "optimizer.safetensors")
         save_record(fresh / "state.json", state)
     return path
 
 
+def load_state(path: Path) -> CheckpointState:
+    return load_record(path / "state.json", CheckpointState)
+
+
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointState:
     """Put weights and optimiser back as they were; returns the rest."""
-    state = load_record(path / "state.json", CheckpointState)
+    state = load_state(path)
     model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
     tensors = load_file(path / "optimizer.safetensors")
     for name, parameter in model.named_parameters():
@@ -114,5 +142,5 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
             continue  # No update yet: every loss so far was not finite.
         tensors[f"step.{name}"] = state["step"]
         for key in MOMENTS:
-            tensors[f"{key}.{name}"] = state[key].contiguous()
+            tensors[f"{key}.{name}"] = state[key]
     return tensors

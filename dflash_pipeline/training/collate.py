@@ -8,7 +8,15 @@ import numpy as np
 import torch
 
 from dflash_pipeline.contracts.manifest import MicroBatch
-from dflash_pipeline.model.objective import TrainingBatch, sample_anchors, slot_weights
+from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
+from dflash_pipeline.model.blocks import (
+    Positions,
+    TrainingBatch,
+    blocks_in_documents,
+    blocks_in_rows,
+    documents_of,
+)
+from dflash_pipeline.model.objective import Objective, planned_weights
 from dflash_pipeline.store.tokens import TokenStore
 
 
@@ -26,20 +34,29 @@ class PreparedBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnchorRule:
+    """How many blocks of a sample are trained, and how they are drawn."""
+
+    share: float
+    """Blocks a supervised token."""
+    most: int
+    """In one sample and epoch."""
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
     """Turns micro-batches into tensors; a pure function of the micro-batch and these settings."""
 
     tokens: TokenStore
-    anchors_per_sample: int
+    anchors: AnchorRule
     block_size: int
-    decay: float
-    seed: int
+    objective: Objective
 
     def __call__(self, source: MicroBatch) -> PreparedBatch:
         batch = self._batch(source)
-        weights = slot_weights(
-            batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=self.block_size, decay=self.decay
-        )
+        slots = supervised_slots(batch.loss_mask, batch.blocks, block_size=self.block_size)
+        weights = planned_weights(slots, self.objective)
         if source.filler:
             weights = torch.zeros_like(weights)
         return PreparedBatch(
@@ -47,37 +64,39 @@ class Collator:
             batch=batch,
             weights=weights,
             weight=float(weights.sum(dtype=torch.float64)),
-            num_anchors=0 if source.filler else int(batch.valid.sum()),
+            num_anchors=0 if source.filler else int(batch.blocks.valid.sum()),
         )
 
     def _batch(self, source: MicroBatch) -> TrainingBatch:
-        rows, width = source.sample_ids.size, source.padded_length
-        ids = np.zeros((rows, width), dtype=np.int64)
-        mask = np.zeros((rows, width), dtype=np.bool_)
-        lengths = np.zeros(rows, dtype=np.int64)
-        anchors = []
-        for row, sample_id in enumerate(source.sample_ids.tolist()):
-            tokens = self.tokens.input_ids(sample_id)
-            supervised = self.tokens.supervised_mask(sample_id)
-            lengths[row] = tokens.size
-            ids[row, : tokens.size] = tokens
-            mask[row, : tokens.size] = supervised
-            anchors.append(self._anchors(supervised, source.epoch, sample_id))
-        most = max(1, *(a.size for a in anchors))
-        anchors_RA = np.zeros((rows, most), dtype=np.int64)
-        valid_RA = np.zeros((rows, most), dtype=np.bool_)
-        for row, chosen in enumerate(anchors):
-            anchors_RA[row, : chosen.size] = chosen
-            valid_RA[row, : chosen.size] = True
+        samples = source.sample_ids.tolist()
+        tokens = [self.tokens.input_ids(sample) for sample in samples]
+        supervised = [self.tokens.supervised_mask(sample) for sample in samples]
+        anchors = [self._anchors(mask, source.epoch, s) for mask, s in zip(supervised, samples, strict=True)]
+        lengths = [row.size for row in tokens]
+        width = source.padded_length
+        if source.layout == "documents":
+            return TrainingBatch(
+                input_ids=_padded([np.concatenate(tokens)], width, np.int64),
+                loss_mask=_padded([np.concatenate(supervised)], width, np.bool_),
+                blocks=blocks_in_documents(anchors, lengths, width=width),
+                documents=documents_of(lengths),
+            )
         return TrainingBatch(
-            input_ids=torch.from_numpy(ids),
-            loss_mask=torch.from_numpy(mask),
-            lengths=torch.from_numpy(lengths),
-            anchors=torch.from_numpy(anchors_RA),
-            valid=torch.from_numpy(valid_RA),
+            input_ids=_padded(tokens, width, np.int64),
+            loss_mask=_padded(supervised, width, np.bool_),
+            blocks=blocks_in_rows(anchors, lengths, width=width),
         )
 
-    def _anchors(self, supervised: np.ndarray, epoch: int, sample_id: int) -> np.ndarray:
+    def _anchors(self, supervised: np.ndarray, epoch: int, sample_id: int) -> Positions:
+        rule = self.anchors
         return sample_anchors(
-            supervised, max_anchors=self.anchors_per_sample, seed=self.seed, epoch=epoch, sample_id=sample_id
+            supervised, share=rule.share, most=rule.most, seed=rule.seed, epoch=epoch, sample_id=sample_id
         )
+
+
+def _padded(rows: list[np.ndarray], width: int, dtype: type[np.generic]) -> torch.Tensor:
+    """[R, width], zeros behind each row."""
+    padded = np.zeros((len(rows), width), dtype=dtype)
+    for row, values in enumerate(rows):
+        padded[row, : values.size] = values
+    return torch.from_numpy(padded)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecor
 from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import fsync_folder
 from dflash_pipeline.training.tracker import EndStatus, Params
+
+
+_TAIL_BYTES = 65536
 
 
 class EventLog:
@@ -75,6 +79,22 @@ def last_attempt_losses(path: Path) -> list[tuple[int, str]]:
     """(global step, loss as hexadecimal float) of the last attempt that did each step, in order of steps."""
     losses = {event["global_step"]: event["loss_hex"] for event in read_events(path) if event["kind"] == "step"}
     return sorted(losses.items())
+
+
+def last_step(path: Path) -> dict[str, Any] | None:
+    """The last whole line about a step, looked for in the file's last lines only; None when there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            *lines, _torn = file.read().split(b"\n")
+    except FileNotFoundError:
+        return None
+    for line in reversed(lines):
+        with suppress(ValueError):  # The first line of the tail may begin in the middle.
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("kind") == "step":
+                return event
+    return None
 
 
 def _event(line: bytes, *, where: str) -> dict[str, Any]:

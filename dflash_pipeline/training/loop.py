@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,30 +12,31 @@ from typing import NoReturn
 import torch
 from tqdm import tqdm
 
-from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
-from dflash_pipeline.contracts.progress import Progress, ProgressBoard
+from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.store.plans import load_plan, load_planned_epoch
 from dflash_pipeline.store.tokens import TokenStore
-from dflash_pipeline.training.checkpoint import (
-    CheckpointState,
-    load_checkpoint,
-    newest_whole_checkpoint,
-    prune_checkpoints,
-    save_checkpoint,
-)
-from dflash_pipeline.training.collate import Collator
+from dflash_pipeline.training.checkpoint import CheckpointState
+from dflash_pipeline.training.checkpoint_writer import CheckpointWriter
+from dflash_pipeline.training.collate import AnchorRule, Collator
 from dflash_pipeline.training.distributed import Ranks, check_world_size
 from dflash_pipeline.training.loader import EpochLoader, PreparedStep
+from dflash_pipeline.training.meter import EpochMeter
+from dflash_pipeline.training.reporter import Reporter
+from dflash_pipeline.training.resume import resume
+from dflash_pipeline.training.saving import SaveClock
 from dflash_pipeline.training.schedule import learning_rate
 from dflash_pipeline.training.settings import LaunchConfig
-from dflash_pipeline.training.spikes import SpikeState, judge, no_history
-from dflash_pipeline.training.step import StepResult, run_step
+from dflash_pipeline.training.spikes import no_history
+from dflash_pipeline.training.step import StepResult, Wishes, run_step
 from dflash_pipeline.training.tracker import Tracker
+
+MOST_SKIPPED = 3
+"""Steps in a row whose loss or gradient may be other than finite; one more ends the run."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,15 @@ logger = logging.getLogger(__name__)
 class Outcome:
     """How an attempt ended."""
 
-    finished: bool
-    """False: asked to stop, with a checkpoint at the step it stopped after."""
     first_step: int
     last_step: int
+    total_steps: int
+    asked_to_stop: bool
+
+    @property
+    def finished(self) -> bool:
+        """False: asked to stop, or at a limit of steps, with a checkpoint at the step it stopped after."""
+        return self.last_step == self.total_steps
 
 
 class Trainer:
@@ -63,17 +68,17 @@ class Trainer:
         attempt: int,
         stop_asked: Callable[[], bool],
         board: ProgressBoard,
+        beat: Callable[[str], None],
     ) -> None:
         self.config = config
         self.ranks = ranks
-        self.tracker = tracker
         self.attempt = attempt
         self.stop_asked = stop_asked
         self.board = board
+        self.beat = beat
         self.plan_dir = Path(config.plan_dir)
         self.plan: RunPlan = load_plan(self.plan_dir, config.plan)
         check_world_size(ranks.world_size, self.plan.spec.slots_per_step)
-        self.checkpoints = Path(config.run_dir) / "checkpoints"
         self.target = FrozenTarget.load(
             Path(config.target_dir), device=str(ranks.device), tap_layer_ids=config.drafter.tap_layer_ids
         )
@@ -85,65 +90,80 @@ class Trainer:
             weight_decay=config.settings.weight_decay,
             fused=True,
         )
-        self.spikes: SpikeState = no_history(len(self.plan.spec.boundaries))
-        self.start: GlobalStep = self._resume()
+        checkpoints = Path(config.run_dir) / "checkpoints"
+        before = resume(checkpoints, config, self.plan, self.drafter, self.optimizer)
+        self.start = GlobalStep(0) if before is None else self.plan.global_step(before.position)
+        self.skipped_in_a_row = 0 if before is None else before.skipped_in_a_row
+        self.reporter = Reporter(
+            self.plan,
+            attempt=attempt,
+            spikes=no_history(len(self.plan.spec.boundaries)) if before is None else before.spikes,
+            meter=EpochMeter(epoch=0) if before is None else before.meter,
+            tracker=tracker,
+        )
+        self.writer = CheckpointWriter(checkpoints, keep=config.saving.keep) if ranks.is_first else None
+        self.clock = SaveClock(config.saving)
         self.model = ranks.parallel(self.drafter)
         self.collate = Collator(
             tokens=TokenStore(Path(config.snapshot_dir), config.shards),
-            anchors_per_sample=config.settings.anchors_per_sample,
+            anchors=AnchorRule(
+                share=config.settings.anchor_share,
+                most=config.settings.anchors_per_sample,
+                seed=config.settings.seed,
+            ),
             block_size=config.drafter.block_size,
-            decay=config.settings.decay,
-            seed=config.settings.seed,
+            objective=config.settings.objective,
         )
+        if ranks.is_first and self.start:
+            logger.info("resuming after step %s of %s", self.start, self.plan.total_steps)
 
     def train(self) -> Outcome:
-        """Run to the plan's end, or until some rank is asked to stop; a checkpoint at the end of every epoch."""
-        done = self.start
-        if self.ranks.is_first:
-            # An attempt that was killed between a checkpoint and the pruning after it left one too many.
-            prune_checkpoints(self.checkpoints, keep=self.config.keep_checkpoints)
-        with self._bar() as bar:
-            while done < self.plan.total_steps:
-                at = self.plan.position(done)
-                manifest = load_planned_epoch(self.plan_dir, self.plan, at.epoch)
-                self.board.open_epoch(self.plan, manifest, at)
-                done, stopped = self._run_epoch(manifest, at, bar)
-                self._save(done)
-                if stopped:
-                    break
-        return Outcome(finished=done == self.plan.total_steps, first_step=self.start, last_step=done)
+        """Run to the plan's end or to the limit of steps, or until some rank is asked to stop."""
+        done, stopped = self.start, False
+        last = min(self.plan.total_steps, self.config.max_steps or self.plan.total_steps)
+        try:
+            with self._bar() as bar:
+                while done < last and not stopped:
+                    at = self.plan.position(done)
+                    self.beat(f"the opening of epoch {at.epoch}")
+                    manifest = load_planned_epoch(self.plan_dir, self.plan, at.epoch)
+                    self.board.open_epoch(self.plan, manifest, at)
+                    done, stopped = self._run_epoch(manifest, at, GlobalStep(last), bar)
+        finally:
+            self.beat("the last checkpoint")
+            if self.writer is not None:
+                self.writer.wait()
+        self.ranks.wait_for_all()
+        return Outcome(first_step=self.start, last_step=done, total_steps=self.plan.total_steps, asked_to_stop=stopped)
 
-    def _run_epoch(self, manifest: EpochManifest, at: Position, bar: tqdm[NoReturn]) -> tuple[GlobalStep, bool]:
+    def _run_epoch(
+        self, manifest: EpochManifest, at: Position, last: GlobalStep, bar: tqdm[NoReturn]
+    ) -> tuple[GlobalStep, bool]:
         """Steps done since the start of the run when it ends, and whether it ended by request."""
-        began = time.perf_counter()
-        losses: list[float] = []
-        result: StepResult | None = None
+        self.reporter.open_epoch(manifest.epoch)
         for prepared, seconds, result in self._steps(manifest, at):
             progress = self.board.advance()
-            losses.append(result.loss)
-            self._record(manifest, prepared, seconds, result, progress)
+            done = GlobalStep(progress.run_steps_done)
+            rate = float(self.optimizer.param_groups[0]["lr"])
+            self.reporter.step(manifest, prepared, result, progress, seconds=seconds, learning_rate=rate)
             bar.update()
             bar.set_postfix_str(f"epoch {manifest.epoch} loss {result.loss:.3f}", refresh=False)
-            if result.stop_asked:
-                break
-        reached = self.board.read()
-        if reached.epoch_steps_done == manifest.num_steps:
-            self.tracker.epoch(
-                EpochRecord(
-                    global_step=reached.run_steps_done,
-                    epoch=manifest.epoch,
-                    num_steps=manifest.num_steps,
-                    padding_efficiency=self.plan.epochs[manifest.epoch].padding_efficiency,
-                    mean_loss=statistics.fmean(losses),
-                    seconds=time.perf_counter() - began,
-                )
-            )
-        return GlobalStep(reached.run_steps_done), result is not None and result.stop_asked
+            self._count_skipped(manifest, prepared, result)
+            ended = progress.epoch_steps_done == manifest.num_steps
+            if ended:
+                self.reporter.end_epoch(manifest, progress)
+            if ended or result.wishes.save or result.wishes.stop or done == last:
+                self._save(done)
+            if result.wishes.stop or done == last:
+                return done, result.wishes.stop
+        return GlobalStep(self.board.read().run_steps_done), False
 
     def _steps(self, manifest: EpochManifest, at: Position) -> Iterator[tuple[PreparedStep, float, StepResult]]:
         """Each step as it was done, with the wall seconds it took, waiting for data included."""
         slots = self.ranks.share_of(manifest.slots_per_step)
+        settings = self.config.settings
         before = time.perf_counter()
+        self.beat(f"epoch {manifest.epoch} step {at.step}")
         for prepared in EpochLoader(manifest, at=at, slots=slots, collate=self.collate):
             self._set_learning_rate(self.board.read().run_steps_done)
             result = run_step(
@@ -151,106 +171,58 @@ class Trainer:
                 self.target,
                 self.optimizer,
                 prepared.batches,
+                objective=settings.objective,
                 ranks=self.ranks,
-                max_gradient_norm=self.config.settings.max_gradient_norm,
-                stop_asked=self.stop_asked(),
+                max_gradient_norm=settings.max_gradient_norm,
+                wishes=Wishes(stop=self.stop_asked(), save=self.clock.is_due()),
             )
             now = time.perf_counter()
+            self.beat(f"epoch {manifest.epoch} step {prepared.step + 1}")
             yield prepared, now - before, result
             before = now
 
     def _set_learning_rate(self, done: int) -> None:
+        settings = self.config.settings
         rate = learning_rate(
             done,
             total_steps=self.plan.total_steps,
-            peak=self.config.settings.learning_rate,
-            warmup_fraction=self.config.settings.warmup_fraction,
+            peak=settings.learning_rate,
+            warmup_fraction=settings.warmup_fraction,
+            end_fraction=settings.end_fraction,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
-    def _record(
-        self,
-        manifest: EpochManifest,
-        prepared: PreparedStep,
-        seconds: float,
-        result: StepResult,
-        progress: Progress,
-    ) -> None:
-        step = prepared.step
-        real = ~manifest.filler[step]
-        bucket = self._bucket(float(manifest.padded_length[step][real].mean()))
-        verdict, self.spikes = judge(self.spikes, loss=result.loss, bucket=bucket)
-        record = StepRecord(
-            global_step=progress.run_steps_done,
-            epoch=manifest.epoch,
-            step=step,
-            attempt=self.attempt,
-            loss=result.loss,
-            expected_acceptance=result.expected_acceptance,
-            gradient_norm=result.gradient_norm,
-            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-            real_tokens=int(manifest.num_tokens[step][real].sum()),
-            padded_tokens=int(manifest.padded_tokens[step][real].sum()),
-            supervised_tokens=int(manifest.supervised_tokens[step][real].sum()),
-            num_anchors=result.num_anchors,
-            bucket=bucket,
-            seconds=seconds,
-            data_wait_seconds=prepared.wait_seconds,
-            spike=verdict.spike,
-            epoch_fraction=progress.epoch_fraction,
-            run_fraction=progress.run_fraction,
-            run_cost_fraction=progress.run_cost_fraction,
-        )
-        self.tracker.step(record)
-        if verdict.spike:
-            self.tracker.spike(
-                SpikeRecord(
-                    global_step=record.global_step,
-                    epoch=record.epoch,
-                    step=step,
-                    bucket=bucket,
-                    loss=record.loss,
-                    expected_loss=verdict.expected_loss,
-                    sample_ids=tuple(int(i) for b in manifest.step_batches(step) if not b.filler for i in b.sample_ids),
-                )
+    def _count_skipped(self, manifest: EpochManifest, prepared: PreparedStep, result: StepResult) -> None:
+        """All ranks see the same numbers, so all stop in the same step."""
+        self.skipped_in_a_row = 0 if result.applied else self.skipped_in_a_row + 1
+        if self.skipped_in_a_row > MOST_SKIPPED:
+            raise Failed(
+                f"loss or gradient was not finite in {self.skipped_in_a_row} steps in a row (loss {result.loss}, "
+                f"gradient norm {result.gradient_norm})",
+                where=f"epoch {manifest.epoch} step {prepared.step}",
+                fix="lower training.learning_rate, or take out the step's samples (they are with the spike in MLflow)",
             )
-
-    def _bucket(self, padded_length: float) -> int:
-        """Index of the first boundary that holds this length."""
-        boundaries = self.plan.spec.boundaries
-        return next((i for i, b in enumerate(boundaries) if padded_length <= b), len(boundaries) - 1)
-
-    def _resume(self) -> GlobalStep:
-        newest = newest_whole_checkpoint(self.checkpoints)
-        if newest is None:
-            return GlobalStep(0)
-        state = load_checkpoint(newest, self.drafter, self.optimizer)
-        if (state.run, state.plan) != (self.config.run, self.plan.fingerprint):
-            raise Refused(
-                f"the checkpoint belongs to run {state.run} of plan {state.plan}",
-                where=str(newest),
-                fix=f"move it away; this is run {self.config.run} of plan {self.plan.fingerprint}",
-            )
-        self.spikes = state.spikes
-        if self.ranks.is_first:
-            logger.info("resuming after step %s of %s from %s", state.global_step, self.plan.total_steps, newest.name)
-        return self.plan.global_step(state.position)
 
     def _save(self, done: GlobalStep) -> None:
-        if self.ranks.is_first:
-            self.tracker.sync()
-            state = CheckpointState(
-                run=self.config.run,
-                plan=self.plan.fingerprint,
-                position=self.plan.position(done),
-                global_step=done,
-                attempt=self.attempt,
-                spikes=self.spikes,
-            )
-            save_checkpoint(self.checkpoints, state, self.drafter, self.optimizer)
-            prune_checkpoints(self.checkpoints, keep=self.config.keep_checkpoints)
-        self.ranks.wait_for_all()
+        self.clock.saved()
+        if self.writer is None:
+            return
+        self.reporter.tracker.sync()  # A checkpoint must never know more than the event log.
+        state = CheckpointState(
+            run=self.config.run,
+            plan=self.plan.fingerprint,
+            snapshot=self.plan.snapshot,
+            position=self.plan.position(done),
+            global_step=done,
+            attempt=self.attempt,
+            spikes=self.reporter.spikes,
+            meter=self.reporter.meter,
+            skipped_in_a_row=self.skipped_in_a_row,
+            drafter=self.config.drafter,
+            objective=self.config.settings.objective,
+        )
+        self.writer.save(state, self.drafter, self.optimizer)
 
     def _bar(self) -> tqdm[NoReturn]:
         return tqdm(

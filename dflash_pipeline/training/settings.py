@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.model.config import DrafterConfig
+from dflash_pipeline.model.objective import Objective
 
-TRAINING_VERSION = 1
+TRAINING_VERSION = 2
 """Part of a run's identity: raised when the same settings would train another drafter."""
 
 
@@ -16,13 +17,26 @@ class TrainingSettings:
     """Settings that decide the weights. Ranks and threads are not among them: a step is the same on 1, 2 or 8 ranks."""
 
     learning_rate: float
+    end_fraction: float
+    """Of the learning rate, in the last step."""
     betas: tuple[float, float]
     weight_decay: float
     warmup_fraction: float
     max_gradient_norm: float
+    anchor_share: float
     anchors_per_sample: int
-    decay: float
+    objective: Objective
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """When checkpoints are written, besides at the end of every epoch, and how many stay."""
+
+    keep: int
+    """The newest; -1 for all."""
+    every_steps: int | None = None
+    every_minutes: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +55,11 @@ class LaunchConfig:
     drafter: DrafterConfig
     settings: TrainingSettings
     device: str
-    keep_checkpoints: int
+    saving: Saving
+    max_steps: int | None
+    """Stop after this many steps of the plan; the learning rate still looks to the plan's end."""
+    step_timeout_seconds: float
+    """A rank whose step takes longer ends the run."""
     experiment: str
     tracking_uri: str
     artifact_location: str

@@ -9,10 +9,18 @@ import torch
 from torch import nn
 
 from dflash_pipeline.contracts.errors import Failed
-from dflash_pipeline.model.objective import TrainingBatch, micro_batch_loss
+from dflash_pipeline.model.objective import Objective, micro_batch_loss
 from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.training.collate import PreparedBatch
 from dflash_pipeline.training.distributed import Ranks, without_sync
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What a rank asks of all ranks; what one asks, all do after the step."""
+
+    stop: bool = False
+    save: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,8 +31,18 @@ class StepResult:
     expected_acceptance: float
     gradient_norm: float
     num_anchors: int
-    stop_asked: bool
-    """Some rank was asked to stop: all ranks stop after this step."""
+    applied: bool
+    """False: loss or gradient was not finite, and the weights are as they were."""
+    wishes: Wishes
+    """Of any rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sums:
+    loss: float
+    weight: float
+    correct: float
+    blocks: float
 
 
 def run_step(
@@ -33,20 +51,22 @@ def run_step(
     optimizer: torch.optim.Optimizer,
     batches: tuple[PreparedBatch, ...],
     *,
+    objective: Objective,
     ranks: Ranks,
     max_gradient_norm: float,
-    stop_asked: bool,
+    wishes: Wishes,
 ) -> StepResult:
     """Forward, backward, clip and update.
 
-    The loss is the sum of weighted cross entropies over the sum of weights of the whole step. Since the weights are
-    known before the forward, that denominator is reduced first and every micro-batch's gradient is final as it is made.
-    A non-finite loss or gradient leaves the weights as they are; all ranks see the same numbers and decide alike.
+    The loss is the sum of weighted slot losses over the sum of weights of the whole step. Weights that are known before
+    the forward are summed first, so that every micro-batch's gradient is final as it is made; those that depend on the
+    drafter (D-PACE) correct the gradient once, at the end. A loss or gradient that is not finite leaves the weights as
+    they are; all ranks see the same numbers and decide alike.
     """
-    weight, anchors, stops = ranks.sum(
-        [sum(b.weight for b in batches), sum(b.num_anchors for b in batches), float(stop_asked)]
+    planned, anchors, stops, saves = ranks.sum(
+        [sum(b.weight for b in batches), sum(b.num_anchors for b in batches), float(wishes.stop), float(wishes.save)]
     )
-    if weight <= 0:
+    if planned <= 0:
         source = batches[0].source
         raise Failed(
             "no block of this step has a supervised token",
@@ -54,48 +74,55 @@ def run_step(
             fix="rebuild the snapshot: tokenisation keeps only samples with two consecutive supervised tokens",
         )
     optimizer.zero_grad(set_to_none=True)
-    loss_sum, correct, blocks = _accumulate(model, target, batches, weight=weight, ranks=ranks)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm)
-    loss_sum, correct, blocks = ranks.sum([loss_sum, correct, blocks])
-    gradient_norm = float(norm)
-    if math.isfinite(loss_sum) and math.isfinite(gradient_norm):
+    sums = _accumulate(model, target, batches, objective=objective, weight=planned, ranks=ranks)
+    weight = planned if objective.weighting == "decay" else sums.weight
+    if weight != planned:
+        _scale_gradients(model, planned / weight)
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
+    applied = math.isfinite(sums.loss) and math.isfinite(norm)
+    if applied:
         optimizer.step()
     return StepResult(
-        loss=loss_sum / weight,
-        expected_acceptance=correct / max(blocks, 1.0),
-        gradient_norm=gradient_norm,
+        loss=sums.loss / weight,
+        expected_acceptance=sums.correct / max(sums.blocks, 1.0),
+        gradient_norm=norm,
         num_anchors=int(anchors),
-        stop_asked=stops > 0,
+        applied=applied,
+        wishes=Wishes(stop=stops > 0, save=saves > 0),
     )
 
 
 def _accumulate(
-    model: nn.Module, target: FrozenTarget, batches: tuple[PreparedBatch, ...], *, weight: float, ranks: Ranks
-) -> tuple[float, float, float]:
-    """Backward over this rank's micro-batches; its sums of loss, correct prefixes and blocks."""
+    model: nn.Module,
+    target: FrozenTarget,
+    batches: tuple[PreparedBatch, ...],
+    *,
+    objective: Objective,
+    weight: float,
+    ranks: Ranks,
+) -> _Sums:
+    """Backward over this rank's micro-batches; sums over all ranks of loss, weight, correct prefixes and blocks."""
     # DDP averages over ranks; the loss is a sum over them.
     scale = ranks.world_size / weight
-    sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
+    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for index, prepared in enumerate(batches):
         with without_sync(model, skip=index < len(batches) - 1):
             parts = micro_batch_loss(
-                model, target, _on_device(prepared.batch, ranks.device), prepared.weights.to(ranks.device)
+                model, target, prepared.batch.to(ranks.device), prepared.weights.to(ranks.device), objective
             )
             (parts.loss_sum * scale).backward()
         sums += torch.stack(
-            (parts.loss_sum.detach().double(), parts.num_correct_prefix.double(), parts.num_blocks.double())
+            (
+                parts.loss_sum.detach().double(),
+                parts.weight,
+                parts.num_correct_prefix.double(),
+                parts.num_blocks.double(),
+            )
         )
-    loss_sum, correct, blocks = sums.tolist()
-    return loss_sum, correct, blocks
+    loss, final_weight, correct, blocks = ranks.sum(sums.tolist())
+    return _Sums(loss=loss, weight=final_weight, correct=correct, blocks=blocks)
 
 
-def _on_device(batch: TrainingBatch, device: torch.device) -> TrainingBatch:
-    if device.type == "cpu":
-        return batch
-    return TrainingBatch(
-        input_ids=batch.input_ids.to(device, non_blocking=True),
-        loss_mask=batch.loss_mask.to(device, non_blocking=True),
-        lengths=batch.lengths.to(device, non_blocking=True),
-        anchors=batch.anchors.to(device, non_blocking=True),
-        valid=batch.valid.to(device, non_blocking=True),
-    )
+def _scale_gradients(model: nn.Module, factor: float) -> None:
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factor)

@@ -18,6 +18,7 @@ from dflash_pipeline.contracts.plan import Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.model.config import DrafterConfig, drafter_config
+from dflash_pipeline.model.objective import Objective
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import save_epoch, save_spec, seal_plan
@@ -25,7 +26,7 @@ from dflash_pipeline.store.tokens import write_shards
 from dflash_pipeline.training.distributed import Ranks
 from dflash_pipeline.training.loader import PreparedStep
 from dflash_pipeline.training.loop import Outcome, Trainer
-from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings, run_fingerprint
 from dflash_pipeline.training.step import StepResult
 from dflash_pipeline.training.tracker import EndStatus, Params
 
@@ -102,6 +103,7 @@ class TinyRun:
             attempt=number,
             stop_asked=lambda: stop_after is not None and len(seen.losses) >= stop_after - 1,
             board=ProgressBoard(),
+            beat=lambda doing: None,
         )
         trainer.seen = seen
         seen.outcome = trainer.train()
@@ -132,12 +134,14 @@ def make_tiny_run(
     drafter = _drafter(target)
     settings = TrainingSettings(
         learning_rate=1e-3,
+        end_fraction=0.0,
         betas=(0.9, 0.95),
         weight_decay=0.0,
         warmup_fraction=0.04,
         max_gradient_norm=1.0,
+        anchor_share=1.0,
         anchors_per_sample=2,
-        decay=4.0,
+        objective=Objective(weighting="decay", decay=4.0),
         seed=seed,
     )
     identity = target_fingerprint(target)
@@ -153,7 +157,9 @@ def make_tiny_run(
         drafter=drafter,
         settings=settings,
         device="cpu",
-        keep_checkpoints=-1,
+        saving=Saving(keep=-1),
+        max_steps=None,
+        step_timeout_seconds=300.0,
         experiment="cases",
         tracking_uri="",
         artifact_location="",

@@ -27,6 +27,8 @@ if config.stem == "fails":
 if config.stem == "refuses" and rank == 1:
     rank_error_path(config.parent, rank=rank).write_text("there: that; do this")
     sys.exit(2)
+if config.stem == "killed" and rank == 0:
+    rank_error_path(config.parent, rank=rank).write_text("the connection was closed by its peer")
 if config.stem == "killed" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
 if config.stem in ("waits", "deaf", "killed", "refuses"):

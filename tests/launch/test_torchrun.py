@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -63,7 +64,9 @@ def test_a_failure_names_the_folder_and_the_first_rank_to_fail(tmp_path: Path):
 def test_a_refusal_of_a_rank_is_told_in_one_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     with pytest.raises(Failed) as caught:
         run(tmp_path / "refuses.json")
-    assert caught.value.what == "the ranks ended with exit code 1; error-rank-1.txt says: there: that; do this"
+    assert caught.value.what == (
+        "the ranks ended with exit code 1, before the first step ended; error-rank-1.txt says: there: that; do this"
+    )
     assert "\n" not in str(caught.value)
     assert "Traceback" not in capfd.readouterr().err
 
@@ -107,3 +110,15 @@ def test_an_exception_in_the_launching_process_stops_the_ranks(tmp_path: Path):
         signal.signal(signal.SIGUSR1, before)
         sender.join()
     assert alive(pids(tmp_path, "pid")) == []
+
+
+def test_a_killed_rank_is_named_with_the_step_the_run_had_reached(tmp_path: Path):
+    """It cannot say anything itself, and what the others say for want of it is not the cause."""
+    events = [{"kind": "step", "global_step": 7, "epoch": 1, "step": 2}, {"kind": "epoch"}]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"kind": "st')
+    with pytest.raises(Failed) as caught:
+        run(tmp_path / "killed.json")
+    assert "after global step 7 (epoch 1 step 2)" in str(caught.value)
+    assert "killed-rank-1.txt says: rank 1 was killed by SIGKILL from outside: look for lack of memory" in str(
+        caught.value
+    )

@@ -1,5 +1,6 @@
 """A drafter read with a guessed shape loads and drafts badly: everything is checked, nothing is guessed."""
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,10 +28,38 @@ def test_default_taps_are_those_of_published_drafters(target_layers, layers, tap
     assert default_tap_layer_ids(target_layers, layers) == taps
 
 
-@pytest.mark.parametrize(("target_layers", "layers"), [(4, 3), (7, 5), (3, 2), (2, 1), (1, 1)])
-def test_a_shallow_target_needs_its_taps_set(target_layers, layers):
-    with pytest.raises(Refused, match="set tap_layer_ids"):
+@pytest.mark.parametrize(
+    ("target_layers", "layers", "proposed"),
+    [
+        (4, 3, [0, 1, 2]),
+        (4, 5, [0, 1, 2]),
+        (7, 5, [0, 1, 2, 4, 5]),
+        (6, 4, [0, 1, 3, 4]),
+        (3, 2, [0, 1]),
+        (2, 5, [0]),
+        (2, 1, [0]),
+    ],
+)
+def test_a_shallow_target_needs_its_taps_set_and_some_are_proposed(target_layers, layers, proposed):
+    with pytest.raises(Refused) as refused:
         default_tap_layer_ids(target_layers, layers)
+    assert f"set tap_layer_ids to {proposed}, or to others from 0 to {target_layers - 2}" in refused.value.fix
+
+
+@pytest.mark.parametrize("layers", range(1, 12))
+@pytest.mark.parametrize("target_layers", range(1, 20))
+def test_taps_by_rule_or_proposal_are_distinct_layers_of_the_target(target_layers, layers):
+    try:
+        taps = default_tap_layer_ids(target_layers, layers)
+    except Refused as refusal:
+        listed = re.search(r"set tap_layer_ids to \[(.*?)\]", refusal.fix)
+        if target_layers == 1:
+            assert "deeper target" in refusal.fix
+            return
+        taps = tuple(int(tap) for tap in listed[1].split(","))
+        assert len(taps) == min(layers, target_layers - 1)
+    assert sorted(set(taps)) == list(taps)
+    assert 0 <= taps[0] <= taps[-1] <= target_layers - 2
 
 
 @pytest.mark.parametrize(

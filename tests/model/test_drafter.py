@@ -1,13 +1,14 @@
 """The drafter's forward over many blocks must be what it computes one block at a time when it serves."""
 
+import numpy as np
 import pytest
 import torch
 
-from dflash_pipeline.model import masks
+from dflash_pipeline.model import blocks as blocks_module
+from dflash_pipeline.model.blocks import blocks_in_rows
 from dflash_pipeline.model.drafter import Drafter, DrafterCache
 from dflash_pipeline.model.masks import visible_keys
-from dflash_pipeline.model.objective import drafter_inputs
-from tests.tiny_models import random_batch, strong_drafter, tiny_config, tiny_target
+from tests.tiny_models import batch_of_rows, drafter_inputs, random_batch, strong_drafter, tiny_config, tiny_target
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -23,13 +24,13 @@ def test_training_forward_equals_cached_drafting(target, window):
     drafter = strong_drafter(config)
     batch = random_batch(lengths=(40, 31), num_anchors=(7, 5))
     features, blocks = drafter_inputs(target, batch, config)
-    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    hidden = drafter(features, blocks, batch.blocks)
 
     compared = 0
     for row in range(2):
         cache = DrafterCache()
-        for block in range(int(batch.valid[row].sum())):
-            anchor = int(batch.anchors[row, block])
+        for block in range(int(batch.blocks.valid[row].sum())):
+            anchor = int(batch.blocks.anchors[row, block])
             drafted = drafter.draft(features[row, cache.length : anchor], blocks[row, block], cache)
             assert cache.length == anchor
             torch.testing.assert_close(hidden[row, block], drafted, **CLOSE)
@@ -42,21 +43,22 @@ def test_pieces_change_nothing(target, window, monkeypatch):
     config = tiny_config(window=window)
     drafter = strong_drafter(config)
     batch = random_batch(lengths=(40, 31), num_anchors=(7, 5))
-    inputs = (*drafter_inputs(target, batch, config), batch.anchors, batch.valid)
-    whole = drafter(*inputs)
-    monkeypatch.setattr(masks, "BLOCKS_PER_PIECE", 2)
-    torch.testing.assert_close(drafter(*inputs), whole, **CLOSE)
+    whole = drafter(*drafter_inputs(target, batch, config), batch.blocks)
+    monkeypatch.setattr(blocks_module, "BLOCKS_PER_CUT", 2)
+    cut = random_batch(lengths=(40, 31), num_anchors=(7, 5))
+    assert (len(batch.blocks.cuts), len(cut.blocks.cuts)) == (1, 4)
+    torch.testing.assert_close(drafter(*drafter_inputs(target, cut, config), cut.blocks), whole, **CLOSE)
 
 
 def test_a_padded_row_equals_the_row_alone(target):
     config = tiny_config(window=9)
     drafter = strong_drafter(config)
     both = random_batch(lengths=(40, 18), num_anchors=(7, 3))
-    hidden = drafter(*drafter_inputs(target, both, config), both.anchors, both.valid)
-    anchors, valid = both.anchors[1:, :3], both.valid[1:, :3]
+    hidden = drafter(*drafter_inputs(target, both, config), both.blocks)
+    anchors = both.blocks.anchors[1, :3].numpy()
     features = target.features(both.input_ids[1:, :18])
     _, blocks = drafter_inputs(target, both, config)
-    alone = drafter(features, blocks[1:, :3], anchors, valid)
+    alone = drafter(features, blocks[1:, :3], blocks_in_rows([anchors], [18], width=18))
     torch.testing.assert_close(hidden[1:, :3], alone, **CLOSE)
 
 
@@ -65,7 +67,7 @@ def test_masks_equal_a_plain_loop(window):
     block_size, context_length = 4, 14
     anchors = torch.tensor([[2, 3, 9, 14], [0, 5, 6, 0]])
     limits = torch.tensor([[2, 3, 9, 14], [0, 5, 6, 0]])
-    mask = visible_keys(anchors, limits, context_length=context_length, block_size=block_size, window=window)
+    mask = visible_keys(anchors, limits, context=range(context_length), block_size=block_size, window=window)
     for row in range(2):
         for query in range(16):
             block, slot = divmod(query, block_size)
@@ -83,9 +85,8 @@ def test_masks_equal_a_plain_loop(window):
 def test_padding_blocks_and_empty_context_are_finite(target):
     config = tiny_config(window=5)
     drafter = strong_drafter(config)
-    batch = random_batch(lengths=(20, 12), num_anchors=(5, 1))
-    batch.anchors[0, 0] = 0
-    hidden = drafter(*drafter_inputs(target, batch, config), batch.anchors, batch.valid)
+    batch = batch_of_rows([np.arange(20), np.arange(12)], [np.array([0, 5, 9]), np.array([4])])
+    hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks)
     hidden.sum().backward()
     assert hidden.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in drafter.parameters())
@@ -94,9 +95,9 @@ def test_padding_blocks_and_empty_context_are_finite(target):
 def test_rows_without_any_valid_block_are_finite(target):
     config = tiny_config()
     drafter = strong_drafter(config)
-    batch = random_batch(lengths=(20,), num_anchors=(3,))
-    batch.valid[:] = False
-    hidden = drafter(*drafter_inputs(target, batch, config), batch.anchors, batch.valid)
+    batch = batch_of_rows([np.arange(20)], [np.zeros(0, np.int64)])
+    assert not batch.blocks.valid.any()
+    hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks)
     hidden.sum().backward()
     assert hidden.isfinite().all()
     assert all(parameter.grad is not None for parameter in drafter.parameters())
@@ -134,7 +135,7 @@ def test_bfloat16_drafts_like_float32(target):
     drafter = Drafter.initialised(config, 0)
     batch = random_batch(lengths=(30,), num_anchors=(4,))
     features, blocks = drafter_inputs(target, batch, config)
-    exact = drafter(features, blocks, batch.anchors, batch.valid)
-    half = drafter.to(torch.bfloat16)(features.bfloat16(), blocks.bfloat16(), batch.anchors, batch.valid)
+    exact = drafter(features, blocks, batch.blocks)
+    half = drafter.to(torch.bfloat16)(features.bfloat16(), blocks.bfloat16(), batch.blocks)
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().max() < 0.15

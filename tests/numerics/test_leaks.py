@@ -3,24 +3,32 @@
 A leak of a single position trains and even serves well on toy data, so only a perturbation finds it.
 """
 
+import numpy as np
 import pytest
 import torch
 
 from dflash_pipeline.model import drafter as drafter_module
 from dflash_pipeline.model import masks
-from dflash_pipeline.model.objective import drafter_inputs
-from tests.tiny_models import random_batch, strong_drafter, tiny_config, tiny_target
+from tests.tiny_models import (
+    batch_of_documents,
+    batch_of_rows,
+    drafter_inputs,
+    random_batch,
+    random_samples,
+    strong_drafter,
+    tiny_config,
+    tiny_target,
+)
 
 
 def sensitivity(config, anchors) -> torch.Tensor:
     """[A, S]: how strongly each block's hidden states depend on the features of each position."""
     target = tiny_target()
     drafter = strong_drafter(config)
-    batch = random_batch(lengths=(30,), num_anchors=(len(anchors),))
-    batch.anchors[0] = torch.tensor(anchors)
+    batch = batch_of_rows([np.arange(30)], [np.array(anchors)])
     _, blocks = drafter_inputs(target, batch, config)
     features = target.features(batch.input_ids).requires_grad_()
-    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    hidden = drafter(features, blocks, batch.blocks)
     found = []
     for block in range(len(anchors)):
         (gradient,) = torch.autograd.grad(hidden[0, block].square().sum(), features, retain_graph=True)
@@ -55,14 +63,37 @@ def test_the_window_ends_the_context():
 
 @pytest.mark.parametrize("too_far", [1, 8])
 def test_a_leak_would_be_caught(monkeypatch, too_far):
-    def leaky(anchors_RA, limits_RA, *, context_length, block_size, window):
-        return masks_visible(
-            anchors_RA, limits_RA + too_far, context_length=context_length, block_size=block_size, window=window
-        )
+    def leaky(anchors_RA, limits_RA, *, context, block_size, window):
+        return masks_visible(anchors_RA, limits_RA + too_far, context=context, block_size=block_size, window=window)
 
     masks_visible = masks.visible_keys
     monkeypatch.setattr(masks, "visible_keys", leaky)
     assert leaks(sensitivity(tiny_config(), (4, 5, 12)), (4, 5, 12))
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_block_sees_nothing_of_another_document(window):
+    config = tiny_config(window=window)
+    target, drafter = tiny_target(), strong_drafter(config)
+    tokens, anchors = random_samples(lengths=(12, 9, 20), num_anchors=(3, 2, 4))
+    batch = batch_of_documents(tokens, anchors, padding=3)
+    features, embeddings = drafter_inputs(target, batch, config)
+    features.requires_grad_()
+    hidden = drafter(features, embeddings, batch.blocks)
+    for block, (anchor, start) in enumerate(
+        zip(batch.blocks.anchors[0].tolist(), batch.blocks.starts[0].tolist(), strict=True)
+    ):
+        (gradient,) = torch.autograd.grad(hidden[0, block].square().sum(), features, retain_graph=True)
+        assert gradient[0].abs().amax(-1).nonzero().flatten().tolist() == list(range(start, anchor))
+
+
+def test_a_documents_features_are_its_own():
+    """What the target sees before a document in its row is nothing: each is run as if it were alone."""
+    target = tiny_target()
+    tokens, anchors = random_samples(lengths=(12, 9), num_anchors=(3, 2))
+    features, _ = drafter_inputs(target, batch_of_documents(tokens, anchors), tiny_config())
+    alone = target.features(torch.from_numpy(tokens[1])[None])
+    torch.testing.assert_close(features[:, 12:], alone)
 
 
 def test_blocks_do_not_see_each_other():
@@ -71,7 +102,7 @@ def test_blocks_do_not_see_each_other():
     batch = random_batch(lengths=(30,), num_anchors=(4,))
     features, blocks = drafter_inputs(target, batch, config)
     blocks.requires_grad_()
-    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    hidden = drafter(features, blocks, batch.blocks)
     (gradient,) = torch.autograd.grad(hidden[0, 2, 3].square().sum(), blocks)
     touched = gradient[0].abs().amax(-1) > 0
     assert touched[2].all()
@@ -84,7 +115,7 @@ def test_a_sliding_layer_is_causal_inside_a_block():
     batch = random_batch(lengths=(30,), num_anchors=(2,))
     features, blocks = drafter_inputs(target, batch, config)
     blocks.requires_grad_()
-    hidden = drafter(features, blocks, batch.anchors, batch.valid)
+    hidden = drafter(features, blocks, batch.blocks)
     (gradient,) = torch.autograd.grad(hidden[0, 1, 3].square().sum(), blocks)
     touched = gradient[0, 1].abs().amax(-1) > 0
     assert touched.tolist() == [True] * 4 + [False] * 4

@@ -3,6 +3,7 @@
 Each of these faults trains to a loss near zero, and decoding stays lossless; acceptance alone tells.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,14 +13,17 @@ import torch
 from dflash_pipeline.evaluation.acceptance import AcceptanceReport, measure_acceptance
 from dflash_pipeline.evaluation.decode import greedy_decode
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
-from dflash_pipeline.model import objective
+from dflash_pipeline.model import masks, objective
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.model.objective import TrainingBatch, micro_batch_loss, sample_anchors, slot_weights
+from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
+from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_rows
+from dflash_pipeline.model.objective import Objective, micro_batch_loss, planned_weights
 from dflash_pipeline.model.target import FrozenTarget
 from tests.tiny_models import MASK_TOKEN, VOCAB, tiny_config, tiny_model
 
 PROMPT, ANSWER, SEQUENCES, STEPS, ANCHORS = 6, 32, 12, 110, 10
+OBJECTIVE = Objective(weighting="decay", decay=4.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +49,12 @@ def texts(target_dir) -> torch.Tensor:
     return torch.tensor([p + a for p, a in zip(prompts, answers, strict=True)])
 
 
-def train(config: DrafterConfig, target_dir, texts: torch.Tensor) -> Trained:
+def train(
+    config: DrafterConfig,
+    target_dir,
+    texts: torch.Tensor,
+    spoil: Callable[[TrainingBatch], TrainingBatch] = lambda batch: batch,
+) -> Trained:
     target = FrozenTarget.load(target_dir, tap_layer_ids=config.tap_layer_ids)
     drafter = Drafter.initialised(config, 0)
     optimiser = torch.optim.AdamW(drafter.parameters(), lr=3e-3, weight_decay=0.0)
@@ -53,7 +62,7 @@ def train(config: DrafterConfig, target_dir, texts: torch.Tensor) -> Trained:
     for step in range(STEPS):
         batch, weights = batch_of(texts, epoch=step, block_size=config.block_size)
         optimiser.zero_grad()
-        mean = micro_batch_loss(drafter, target, batch, weights).loss_sum / weights.sum()
+        mean = micro_batch_loss(drafter, target, spoil(batch), weights, OBJECTIVE).loss_sum / weights.sum()
         mean.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
         optimiser.step()
@@ -64,16 +73,14 @@ def train(config: DrafterConfig, target_dir, texts: torch.Tensor) -> Trained:
 def batch_of(texts: torch.Tensor, *, epoch: int, block_size: int) -> tuple[TrainingBatch, torch.Tensor]:
     supervised = np.arange(texts.shape[1]) >= PROMPT
     anchors = [
-        sample_anchors(supervised, max_anchors=ANCHORS, seed=0, epoch=epoch, sample_id=i) for i in range(SEQUENCES)
+        sample_anchors(supervised, share=1.0, most=ANCHORS, seed=0, epoch=epoch, sample_id=i) for i in range(SEQUENCES)
     ]
     batch = TrainingBatch(
         input_ids=texts,
         loss_mask=torch.from_numpy(supervised).expand(SEQUENCES, -1),
-        lengths=torch.full((SEQUENCES,), texts.shape[1]),
-        anchors=torch.from_numpy(np.stack(anchors)),
-        valid=torch.ones(SEQUENCES, ANCHORS, dtype=torch.bool),
+        blocks=blocks_in_rows(anchors, [texts.shape[1]] * SEQUENCES, width=texts.shape[1]),
     )
-    weights = slot_weights(batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=block_size, decay=4.0)
+    weights = planned_weights(supervised_slots(batch.loss_mask, batch.blocks, block_size=block_size), OBJECTIVE)
     return batch, weights
 
 
@@ -120,13 +127,43 @@ def test_a_wrong_config_shows_in_acceptance_alone(trained, target_dir, texts, tm
 
 
 def test_labels_shifted_by_one_show_in_acceptance_alone(target_dir, texts, tmp_path, monkeypatch):
-    def shifted(batch, block_size):
-        return labels(replace(batch, anchors=batch.anchors + 1), block_size)
+    tokens_at = objective._tokens_at
+    monkeypatch.setattr(objective, "_tokens_at", lambda batch, size, shift: tokens_at(batch, size, shift + 1))
+    expect_refused_drafts(train(tiny_config(), target_dir, texts), target_dir, texts, tmp_path, below=2.0)
 
-    labels = objective._labels
-    monkeypatch.setattr(objective, "_labels", shifted)
-    trained = train(tiny_config(), target_dir, texts)
-    report = served(trained, trained.config, target_dir, texts, tmp_path / "d")
+
+def test_features_shifted_by_one_show_in_acceptance_alone(target_dir, texts, tmp_path, monkeypatch):
+    features = FrozenTarget.features
+    with monkeypatch.context() as training:
+        training.setattr(FrozenTarget, "features", lambda self, ids: features(self, ids).roll(-1, dims=1))
+        trained = train(tiny_config(), target_dir, texts)
+    expect_refused_drafts(trained, target_dir, texts, tmp_path, below=2.0)
+
+
+def test_a_leak_of_a_whole_block_shows_in_acceptance_alone(target_dir, texts, tmp_path, monkeypatch):
+    visible_keys = masks.visible_keys
+    monkeypatch.setattr(
+        masks, "visible_keys", lambda anchors, limits, **options: visible_keys(anchors, limits + 8, **options)
+    )
+
+    def all_the_text(batch: TrainingBatch) -> TrainingBatch:
+        cuts = tuple(replace(cut, end_context=texts.shape[1]) for cut in batch.blocks.cuts)
+        return replace(batch, blocks=replace(batch.blocks, cuts=cuts))
+
+    trained = train(tiny_config(), target_dir, texts, spoil=all_the_text)
+    expect_refused_drafts(trained, target_dir, texts, tmp_path, below=4.0)
+
+
+def test_positions_off_by_one_show_in_acceptance_alone(target_dir, texts, tmp_path):
+    def later(batch: TrainingBatch) -> TrainingBatch:
+        return replace(batch, blocks=replace(batch.blocks, starts=batch.blocks.starts - 1))
+
+    expect_refused_drafts(train(tiny_config(), target_dir, texts, spoil=later), target_dir, texts, tmp_path, below=3.0)
+
+
+def expect_refused_drafts(trained: Trained, target_dir, texts, folder, *, below: float) -> None:
+    """The loss is as low as can be, and nothing is lost: only how much is accepted tells."""
+    report = served(trained, trained.config, target_dir, texts, folder / "d")
     assert trained.loss < 0.2
     assert report.lossless
-    assert report.mean < 2.0
+    assert report.mean < below

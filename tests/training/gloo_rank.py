@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from dflash_pipeline.training.distributed import process_group
-from dflash_pipeline.training.step import run_step
+from dflash_pipeline.training.step import Wishes, run_step
 from tests.tiny_models import strong_drafter, tiny_config, tiny_target
-from tests.training.test_step import STEP
+from tests.training.test_step import OBJECTIVE, STEP
 
 
 def main(out: Path) -> None:
@@ -29,8 +29,9 @@ def main(out: Path) -> None:
                 tuple(STEP[slot] for slot in ranks.share_of(4)),
                 ranks=ranks,
                 max_gradient_norm=1e9,
+                objective=OBJECTIVE,
                 # Only the last rank is asked, and only in the second step.
-                stop_asked=rank == world_size - 1 and step == 1,
+                wishes=Wishes(stop=rank == world_size - 1 and step == 1),
             )
             for step in range(2)
         ]
@@ -41,7 +42,7 @@ def main(out: Path) -> None:
             "acceptance": results[0].expected_acceptance,
             "norm": results[0].gradient_norm,
             "anchors": results[0].num_anchors,
-            "stops": [r.stop_asked for r in results],
+            "stops": [r.wishes.stop for r in results],
             "sums": sums,
             "gradients": {name: p.grad.flatten().tolist() for name, p in drafter.named_parameters()},
         }

@@ -11,17 +11,21 @@ from torch import nn
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import Position
+from dflash_pipeline.model.objective import Objective
 from dflash_pipeline.store.files import HASH_LIST, new_folder
 from dflash_pipeline.training.checkpoint import (
     CheckpointState,
     checkpoint_name,
+    copied_tensors,
     list_checkpoints,
     load_checkpoint,
     newest_whole_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
+from dflash_pipeline.training.meter import EpochMeter
 from dflash_pipeline.training.spikes import judge, no_history
+from tests.tiny_models import tiny_config
 
 FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 
@@ -42,11 +46,23 @@ def state_at(step: int) -> CheckpointState:
     for number in range(step):
         _, spikes = judge(spikes, loss=1 / (number + 3), bucket=number % 2)
     position = Position(epoch=1, step=step)
-    return CheckpointState(run="r", plan="p", position=position, global_step=step, attempt=2, spikes=spikes)
+    return CheckpointState(
+        run="r",
+        plan="p",
+        snapshot="s",
+        position=position,
+        global_step=step,
+        attempt=2,
+        spikes=spikes,
+        meter=EpochMeter(epoch=1, num_steps=step, loss_sum=step / 3, seconds=0.1),
+        skipped_in_a_row=0,
+        drafter=tiny_config(),
+        objective=Objective(weighting="dpace", decay=4.0),
+    )
 
 
 def save(folder: Path, step: int) -> Path:
-    return save_checkpoint(folder, state_at(step), *trained(step))
+    return save_checkpoint(folder, state_at(step), copied_tensors(*trained(step)))
 
 
 def whole(folder: Path, *names: str) -> None:
@@ -61,7 +77,7 @@ def names_in(folder: Path) -> set[str]:
 
 def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path):
     model, optimizer = trained(5)
-    path = save_checkpoint(tmp_path, state_at(5), model, optimizer)
+    path = save_checkpoint(tmp_path, state_at(5), copied_tensors(model, optimizer))
     fresh, empty = trained(0)
     assert load_checkpoint(path, fresh, empty) == state_at(5)
     for (name, saved), loaded in zip(model.named_parameters(), fresh.parameters(), strict=True):
@@ -73,7 +89,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path):
 
 def test_a_checkpoint_before_the_first_update_loads(tmp_path):
     """Every loss so far was not finite: there are no moments yet."""
-    path = save_checkpoint(tmp_path, state_at(1), *trained(0))
+    path = save_checkpoint(tmp_path, state_at(1), copied_tensors(*trained(0)))
     model, optimizer = trained(0)
     load_checkpoint(path, model, optimizer)
     assert not optimizer.state

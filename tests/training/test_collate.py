@@ -8,7 +8,8 @@ import torch
 from dflash_pipeline.contracts.manifest import MicroBatch
 from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.store.tokens import TokenStore, write_shards
-from dflash_pipeline.training.collate import Collator
+from dflash_pipeline.model.objective import Objective
+from dflash_pipeline.training.collate import AnchorRule, Collator
 
 SAMPLES = [
     Sample(conversation_id="a", split="train", input_ids=np.arange(10, 20, dtype=np.int32), spans=((2, 5), (7, 10))),
@@ -24,7 +25,12 @@ def tokens(tmp_path_factory) -> TokenStore:
 
 
 def collator(tokens, *, anchors=8, decay=2.0, seed=0):
-    return Collator(tokens=tokens, anchors_per_sample=anchors, block_size=4, decay=decay, seed=seed)
+    return Collator(
+        tokens=tokens,
+        anchors=AnchorRule(share=1.0, most=anchors, seed=seed),
+        block_size=4,
+        objective=Objective(weighting="decay", decay=decay),
+    )
 
 
 def micro_batch(*sample_ids, epoch=0, width=12, filler=False):
@@ -44,13 +50,16 @@ def micro_batch(*sample_ids, epoch=0, width=12, filler=False):
 def test_rows_are_the_samples_right_padded_to_the_planned_length(tokens):
     batch = collator(tokens)(micro_batch(1, 0)).batch
     assert batch.input_ids.tolist() == [[*range(30, 36), *[0] * 6], [*range(10, 20), 0, 0]]
-    assert batch.lengths.tolist() == [6, 10]
+    assert batch.blocks.ends[:, 0].tolist() == [6, 10]
     assert batch.loss_mask.nonzero().tolist() == [[0, 4], [0, 5], [1, 2], [1, 3], [1, 4], [1, 7], [1, 8], [1, 9]]
 
 
 def test_anchors_are_supervised_tokens_with_a_supervised_successor(tokens):
     batch = collator(tokens)(micro_batch(0, 1)).batch
-    assert [row[valid].tolist() for row, valid in zip(batch.anchors, batch.valid, strict=True)] == [[2, 3, 7, 8], [4]]
+    assert [row[valid].tolist() for row, valid in zip(batch.blocks.anchors, batch.blocks.valid, strict=True)] == [
+        [2, 3, 7, 8],
+        [4],
+    ]
 
 
 def test_weights_end_at_the_first_token_without_a_loss(tokens):
@@ -73,12 +82,12 @@ def test_a_filler_has_the_shapes_of_its_copy_and_no_weight(tokens):
 def test_a_sample_without_any_anchor_is_carried_without_weight(tokens):
     prepared = collator(tokens)(micro_batch(2))
     assert (prepared.weight, prepared.num_anchors) == (0.0, 0)
-    assert prepared.batch.valid.shape == (1, 1)
+    assert prepared.batch.blocks.valid.shape == (1, 1)
 
 
 def test_it_is_a_function_of_the_micro_batch_and_the_settings(tokens):
     def anchors(*, epoch=0, seed=0):
-        return collator(tokens, anchors=2, seed=seed)(micro_batch(0, epoch=epoch)).batch.anchors[0].tolist()
+        return collator(tokens, anchors=2, seed=seed)(micro_batch(0, epoch=epoch)).batch.blocks.anchors[0].tolist()
 
     assert anchors() == anchors()
     assert len({tuple(anchors(epoch=epoch)) for epoch in range(12)}) > 2

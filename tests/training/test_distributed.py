@@ -12,9 +12,9 @@ import torch
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.training.distributed import Ranks, check_world_size, process_group, without_sync
-from dflash_pipeline.training.step import run_step
+from dflash_pipeline.training.step import Wishes, run_step
 from tests.tiny_models import strong_drafter, tiny_config, tiny_target
-from tests.training.test_step import STEP
+from tests.training.test_step import OBJECTIVE, STEP
 from tests.training.toy_run import ALONE
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,16 @@ def two_ranks(tmp_path_factory) -> list[dict]:
 def test_two_processes_make_the_step_of_one(two_ranks):
     drafter = copy.deepcopy(strong_drafter(tiny_config()))
     optimizer = torch.optim.SGD(drafter.parameters(), lr=0.0)
-    alone = run_step(drafter, tiny_target(), optimizer, STEP, ranks=ALONE, max_gradient_norm=1e9, stop_asked=False)
+    alone = run_step(
+        drafter,
+        tiny_target(),
+        optimizer,
+        STEP,
+        objective=OBJECTIVE,
+        ranks=ALONE,
+        max_gradient_norm=1e9,
+        wishes=Wishes(),
+    )
     first = two_ranks[0]
     assert float.fromhex(first["losses"][0]) == pytest.approx(alone.loss, rel=1e-6)
     assert first["acceptance"] == pytest.approx(alone.expected_acceptance, rel=1e-9)

@@ -12,6 +12,7 @@ from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.store.plans import epoch_file
 from dflash_pipeline.training.checkpoint import list_checkpoints, newest_whole_checkpoint
+from dflash_pipeline.training.settings import Saving
 from tests.training.toy_run import Trained, plan_of, train, write_toy
 
 LENGTHS = tuple(np.random.default_rng(7).integers(5, 40, 41).tolist())
@@ -92,7 +93,7 @@ def test_stopped_and_resumed_is_uninterrupted_bit_for_bit(toy, whole, tmp_path):
     assert last.outcome.finished
     assert losses + last.recorder.losses == whole.recorder.losses
     assert same_bits(last.weights, whole.weights)
-    assert last.trainer.spikes == whole.trainer.spikes  # What the next loss is judged by.
+    assert last.trainer.reporter.spikes == whole.trainer.reporter.spikes  # What the next loss is judged by.
 
 
 def test_after_a_kill_the_steps_since_the_checkpoint_are_done_again_alike(toy, whole, tmp_path):
@@ -123,7 +124,7 @@ def test_a_checkpoint_at_every_epochs_end(toy, whole):
 
 
 def test_only_so_many_checkpoints_are_kept(toy, tmp_path):
-    train(replace(toy, keep_checkpoints=1), run_dir=tmp_path)
+    train(replace(toy, saving=Saving(keep=1)), run_dir=tmp_path)
     [only] = list_checkpoints(tmp_path / "checkpoints")
     assert only.name == f"step_{plan_of(toy).total_steps:07d}"
 
@@ -131,7 +132,7 @@ def test_only_so_many_checkpoints_are_kept(toy, tmp_path):
 def test_damage_ahead_of_the_resumed_step_costs_no_good_checkpoint(toy, tmp_path):
     """Newer damaged checkpoints stay where they are; they are not among the ones that are counted."""
     first, second, third = (epoch.num_steps for epoch in plan_of(toy).epochs)
-    kept = replace(toy, keep_checkpoints=1)
+    kept = replace(toy, saving=Saving(keep=1))
     train(kept, run_dir=tmp_path, stop_after=first)
     for number in (first + 1, first + second + third + 5):
         (tmp_path / "checkpoints" / f"step_{number:07d}").mkdir()
@@ -175,7 +176,7 @@ def test_a_loss_that_is_not_finite_is_a_spike_and_the_run_goes_on(toy, whole, tm
     assert not np.isfinite(stopped.recorder.steps[0].loss)
     assert [s.global_step for s in stopped.recorder.spikes] == [1]
     resumed = train(toy, run_dir=tmp_path)
-    assert resumed.outcome == replace(resumed.outcome, first_step=1, finished=True)
+    assert (resumed.outcome.first_step, resumed.outcome.finished) == (1, True)
     assert all(np.isfinite(s.loss) for s in resumed.recorder.steps)
 
 

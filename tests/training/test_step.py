@@ -11,14 +11,16 @@ import torch
 
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.contracts.manifest import MicroBatch
-from dflash_pipeline.model.objective import slot_weights
+from dflash_pipeline.model.anchors import supervised_slots
+from dflash_pipeline.model.objective import Objective, planned_weights
 from dflash_pipeline.training.collate import PreparedBatch
 from dflash_pipeline.training.distributed import Ranks
-from dflash_pipeline.training.step import StepResult, run_step
+from dflash_pipeline.training.step import StepResult, Wishes, run_step
 from tests.tiny_models import random_batch, strong_drafter, tiny_config, tiny_target
 from tests.training.toy_run import ALONE
 
 CONFIG = tiny_config()
+OBJECTIVE = Objective(weighting="decay", decay=4.0)
 SHAPES = (((20, 14), (3, 5)), ((33,), (6,)), ((12, 18, 9), (1, 2, 1)), ((40,), (11,)))
 """Lengths and anchors of the four micro-batches of a step: very different weights."""
 
@@ -26,7 +28,7 @@ SHAPES = (((20, 14), (3, 5)), ((33,), (6,)), ((12, 18, 9), (1, 2, 1)), ((40,), (
 def prepared(number: int, *, filler: bool = False) -> PreparedBatch:
     lengths, anchors = SHAPES[number]
     batch = random_batch(lengths=lengths, num_anchors=anchors, seed=number)
-    weights = slot_weights(batch.loss_mask, batch.lengths, batch.anchors, batch.valid, block_size=8, decay=4.0)
+    weights = planned_weights(supervised_slots(batch.loss_mask, batch.blocks, block_size=8), OBJECTIVE)
     weights = torch.zeros_like(weights) if filler else weights
     source = MicroBatch(
         epoch=2,
@@ -53,7 +55,7 @@ class PretendRanks(Ranks):
     def sum(self, values: Sequence[float]) -> list[float]:
         if not ASKED:
             ASKED.append(list(values))
-            return [sum(b.weight for b in STEP), sum(b.num_anchors for b in STEP), 0.0]
+            return [sum(b.weight for b in STEP), sum(b.num_anchors for b in STEP), 0.0, 0.0]
         ASKED.append(list(values))
         return list(values)
 
@@ -75,7 +77,16 @@ def run(drafter, target, batches, *, ranks: Ranks = ALONE, stop=False) -> tuple[
     """The step's result and its gradients, unclipped and not applied."""
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    result = run_step(model, target, optimizer, batches, ranks=ranks, max_gradient_norm=math.inf, stop_asked=stop)
+    result = run_step(
+        model,
+        target,
+        optimizer,
+        batches,
+        objective=OBJECTIVE,
+        ranks=ranks,
+        max_gradient_norm=math.inf,
+        wishes=Wishes(stop=stop),
+    )
     return result, {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -124,11 +135,22 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_moments(drafter, target, p
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     bad = replace(STEP[1], weights=STEP[1].weights * poison)
-    result = run_step(model, target, optimizer, (STEP[0], bad), ranks=ALONE, max_gradient_norm=1.0, stop_asked=False)
+    result = run_step(
+        model,
+        target,
+        optimizer,
+        (STEP[0], bad),
+        objective=OBJECTIVE,
+        ranks=ALONE,
+        max_gradient_norm=1.0,
+        wishes=Wishes(),
+    )
     assert not math.isfinite(result.loss)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), drafter.parameters(), strict=True))
     assert not optimizer.state
-    good = run_step(model, target, optimizer, STEP, ranks=ALONE, max_gradient_norm=1.0, stop_asked=False)
+    good = run_step(
+        model, target, optimizer, STEP, objective=OBJECTIVE, ranks=ALONE, max_gradient_norm=1.0, wishes=Wishes()
+    )
     assert math.isfinite(good.loss)
     assert all(torch.isfinite(p).all() for p in model.parameters())
     assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), drafter.parameters(), strict=True))
@@ -137,7 +159,9 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_moments(drafter, target, p
 def test_gradients_are_clipped_to_the_norm_and_the_norm_before_is_told(drafter, target):
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    result = run_step(model, target, optimizer, STEP, ranks=ALONE, max_gradient_norm=0.01, stop_asked=False)
+    result = run_step(
+        model, target, optimizer, STEP, objective=OBJECTIVE, ranks=ALONE, max_gradient_norm=0.01, wishes=Wishes()
+    )
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
     assert norm == pytest.approx(0.01, rel=1e-3)
     assert result.gradient_norm > 0.02
@@ -147,14 +171,23 @@ def test_gradients_of_an_earlier_step_are_forgotten(drafter, target):
     model = copy.deepcopy(drafter)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(2):
-        run_step(model, target, optimizer, STEP, ranks=ALONE, max_gradient_norm=math.inf, stop_asked=False)
+        run_step(
+            model,
+            target,
+            optimizer,
+            STEP,
+            objective=OBJECTIVE,
+            ranks=ALONE,
+            max_gradient_norm=math.inf,
+            wishes=Wishes(),
+        )
     _, once = run(drafter, target, STEP)
     assert all(torch.equal(p.grad, once[name]) for name, p in model.named_parameters())
 
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_wish_to_stop_is_passed_on(drafter, target, stop):
-    assert run(drafter, target, STEP, stop=stop)[0].stop_asked is stop
+    assert run(drafter, target, STEP, stop=stop)[0].wishes.stop is stop
 
 
 def test_the_target_is_not_trained(drafter, target):

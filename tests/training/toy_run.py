@@ -17,12 +17,13 @@ from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.contracts.sample import Sample
 from dflash_pipeline.model.config import drafter_config
+from dflash_pipeline.model.objective import Objective
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import load_plan, plan_folder, save_epoch, seal_plan
 from dflash_pipeline.store.tokens import write_shards
 from dflash_pipeline.training.distributed import Ranks
 from dflash_pipeline.training.loop import Outcome, Trainer
-from dflash_pipeline.training.settings import LaunchConfig, TrainingSettings
+from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings
 from dflash_pipeline.training.tracker import EndStatus, Params
 
 VOCAB, TAPS, BLOCK = 61, (0, 1), 4
@@ -79,16 +80,20 @@ def write_toy(folder: Path, *, lengths: Sequence[int], spec: BatchingSpec, epoch
         ),
         settings=TrainingSettings(
             learning_rate=5e-3,
+            end_fraction=0.1,
             betas=(0.9, 0.95),
             weight_decay=0.01,
             warmup_fraction=0.1,
             max_gradient_norm=1.0,
+            anchor_share=1.0,
             anchors_per_sample=3,
-            decay=2.0,
+            objective=Objective(weighting="decay", decay=2.0),
             seed=5,
         ),
         device="cpu",
-        keep_checkpoints=-1,
+        saving=Saving(keep=-1),
+        max_steps=None,
+        step_timeout_seconds=60.0,
         experiment="toy",
         tracking_uri="",
         artifact_location="",
@@ -155,6 +160,7 @@ def train(
         attempt=1,
         stop_asked=lambda: stop_after is not None and board.read().run_steps_done + 1 >= stop_after,
         board=board,
+        beat=lambda doing: None,
     )
     if watch:
         watch(trainer)

@@ -1,0 +1,52 @@
+"""Where an attempt begins: at the newest checkpoint that is whole and belongs to this very run."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.training.checkpoint import CheckpointState, load_checkpoint, load_state, newest_whole_checkpoint
+from dflash_pipeline.training.settings import LaunchConfig
+
+
+def resume(
+    checkpoints: Path, config: LaunchConfig, plan: RunPlan, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> CheckpointState | None:
+    """Load the newest whole checkpoint into model and optimiser; None when there is none.
+
+    Refused, before anything is loaded, when it is of another run or plan, or of another drafter or objective.
+    """
+    newest = newest_whole_checkpoint(checkpoints)
+    if newest is None:
+        return None
+    state = load_state(newest)
+    if (state.run, state.plan) != (config.run, plan.fingerprint):
+        raise Refused(
+            f"the checkpoint belongs to run {state.run} of plan {state.plan}",
+            where=str(newest),
+            fix=f"move it away; this is run {config.run} of plan {plan.fingerprint}",
+        )
+    changed = [
+        *_changes("drafter", state.drafter, config.drafter),
+        *_changes("objective", state.objective, config.settings.objective),
+    ]
+    if changed:
+        raise Refused(
+            f"the checkpoint was trained with other settings: {'; '.join(changed)}",
+            where=str(newest),
+            fix="put the settings back, or start the run over beside it with --fresh",
+        )
+    return load_checkpoint(newest, model, optimizer)
+
+
+def _changes(section: str, before: object, now: object) -> list[str]:
+    return [
+        f"{section}.{field.name} {getattr(before, field.name)}, now {getattr(now, field.name)}"
+        for field in fields(before)  # type: ignore[arg-type]  # both are frozen records of one kind
+        if getattr(before, field.name) != getattr(now, field.name)
+    ]
