@@ -1,9 +1,12 @@
 """Group `data`: from source files to tokens."""
 
+from collections.abc import Iterator
+
 import dagster as dg
 
 from dflash_pipeline.assets.metadata import count, share, table
 from dflash_pipeline.assets.pools import WAREHOUSE
+from dflash_pipeline.assets.preflight import PREFLIGHT, preflight_result
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
@@ -15,20 +18,22 @@ MOST_LISTED = 500
 SAMPLE = 30
 
 
-@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE, check_specs=[PREFLIGHT])
 def conversations(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench]
-) -> dg.MaterializeResult[Ingestion]:
+) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult[Ingestion]]:
     """Conversations from the recipe's source files, parsed strictly into the warehouse.
 
     Every row is accepted, or rejected with file, line, byte offset and one named reason (table `rejected_rows`), or
     counted as an exact duplicate; the three add up. A part is held out by a hash of its first user message.
     """
     from dflash_pipeline.stages.conversations import make_conversations
-    from dflash_pipeline.stages.preflight import check_recipe
+    from dflash_pipeline.stages.preflight import look_over, refuse
     from dflash_pipeline.store.warehouse import Warehouse
 
-    check_recipe(workbench.recipe)
+    found = look_over(workbench.recipe, workbench.storage)
+    yield preflight_result(found)
+    refuse(found.faults, recipe_name=workbench.recipe.name)
     made = make_conversations(workbench.recipe, workbench.storage)
     ingestion = made.record
     warehouse = Warehouse(workbench.storage.warehouse)
@@ -36,7 +41,7 @@ def conversations(
         f"conversations: {ingestion.accepted:,} accepted, {ingestion.rejected:,} rejected, "
         f"{ingestion.exact_duplicates:,} exact duplicates{_again(made.reused)}"
     )
-    return dg.MaterializeResult(
+    yield dg.MaterializeResult(
         value=ingestion,
         data_version=dg.DataVersion(ingestion.fingerprint),
         metadata={
@@ -107,7 +112,7 @@ def token_sequences(
 
     Rendered by the target's own chat template and tokenizer; assistant turns carry the loss.
     """
-    from dflash_pipeline.stages.tokens import make_snapshot
+    from dflash_pipeline.stages.tokens import make_snapshot, num_conversations
 
     made = make_snapshot(workbench.recipe, workbench.storage, conversations, target_responses, tell=context.log.info)
     snapshot = made.record
@@ -120,6 +125,8 @@ def token_sequences(
         data_version=dg.DataVersion(snapshot.fingerprint),
         metadata={
             "snapshot": snapshot.fingerprint,
+            "conversations": count(num_conversations(workbench.storage, snapshot)),
+            "dropped_by_reason": table(("reason", "conversations"), sorted(snapshot.dropped)),
             "training_samples": count(snapshot.num_train_samples),
             "validation_samples": count(snapshot.num_validation_samples),
             "tokens": count(snapshot.num_tokens),

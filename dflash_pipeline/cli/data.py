@@ -139,6 +139,8 @@ def _show_rejected(rows: list[dict[str, Any]]) -> None:
 
 def _show_sample(found: dict[str, Any]) -> None:
     print(f"{found['num_tokens']:,} tokens, {found['num_supervised_tokens']:,} supervised")
+    if len(found["sample_ids"]) > 1:
+        print(f"{len(found['sample_ids'])} copies: samples {', '.join(map(str, found['sample_ids']))}")
     print(found["text"])
     print("--- supervised ---")
     print(found["supervised_text"])

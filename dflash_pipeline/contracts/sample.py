@@ -13,6 +13,7 @@ from dflash_pipeline.contracts.errors import ContractBroken
 
 DropReason = Literal[
     "excluded",
+    "weight",
     "template_error",
     "spans_not_found",
     "control_text",
@@ -22,6 +23,8 @@ DropReason = Literal[
     "too_few_supervised_tokens",
 ]
 """Why a conversation gave no sample, in the order in which they are looked for."""
+UNSEEN: tuple[DropReason, ...] = ("excluded", "weight")
+"""Reasons for which a conversation is not looked at: they say nothing about its tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

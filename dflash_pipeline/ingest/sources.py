@@ -26,6 +26,8 @@ class SourceFile:
     path: Path
     mapping: Mapping[str, str] = field(default_factory=dict)
     format: Format | None = None
+    weight: float = 1.0
+    """How often its training conversations stand in a snapshot; changes nothing of what is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +36,7 @@ class KnownFile:
 
     source: SourceFile
     name: str
-    """As it is shown: relative to the working directory where that is possible."""
+    """As `shown` has it."""
     sha256: str
     size: int
     mtime_ns: int
@@ -64,7 +66,7 @@ def look_at(source: SourceFile, limits: Limits) -> KnownFile:
 
     Raises `Refused` for what the recipe has wrong: a file that is missing, a mapping, a format that cannot be told.
     """
-    path, name = source.path, _shown(source.path)
+    path, name = source.path, shown(source.path)
     if not path.is_file():
         raise Refused("there is no such file", where=name, fix="correct data.sources")
     _refuse_mapping(source, name)
@@ -101,7 +103,7 @@ def _files(source: SourceFile) -> list[Path]:
         found = [p for p in _matches(path) if p.is_file()]
         what = "no file has this name or matches it as a pattern"
     if not found:
-        raise Refused(what, where=_shown(path), fix="correct data.sources")
+        raise Refused(what, where=shown(path), fix="correct data.sources")
     return found
 
 
@@ -115,7 +117,7 @@ def _matches(pattern: Path) -> list[Path]:
     try:
         return [found for found in sorted(base.glob("/".join(parts))) if not _hidden(found, base)]
     except ValueError as error:
-        raise Refused(str(error), where=_shown(pattern), fix="correct data.sources") from None
+        raise Refused(str(error), where=shown(pattern), fix="correct data.sources") from None
 
 
 def _has_known_ending(path: Path) -> bool:
@@ -139,7 +141,8 @@ def _refuse_mapping(source: SourceFile, name: str) -> None:
         )
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """The name of a file as records have it: relative to the working directory where that is possible."""
     absolute = path.absolute()
     here = Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(path)

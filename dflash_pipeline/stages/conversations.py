@@ -26,16 +26,25 @@ _BATCH_SIZE = 32 * 2**20
 
 def make_conversations(recipe: Recipe, storage: Storage) -> Made[Ingestion]:
     """Read every source strictly; each row ends up accepted, rejected with a reason, or counted as a duplicate."""
-    sources = [
-        SourceFile(path=s.path, mapping={str(what): field for what, field in s.map.items()}, format=s.format)
-        for s in recipe.data.sources
-    ]
-    rules = _rules(recipe.data)
-    files = [look_at(source, rules.limits) for source in expand(sources)]
+    rules = reading_rules(recipe.data)
+    files = [look_at(source, rules.limits) for source in expand(source_files(recipe.data))]
     warehouse = Warehouse(storage.warehouse)
     if found := warehouse.find_ingestion(ingestion_fingerprint(files, rules)):
         return Made(record=found, reused=True)
     return Made(record=ingest(files, rules, warehouse), reused=False)
+
+
+def source_files(data: Data) -> list[SourceFile]:
+    """The recipe's sources, to be expanded."""
+    return [
+        SourceFile(
+            path=s.path,
+            mapping={str(what): field for what, field in s.map.items()},
+            format=s.format,
+            weight=s.weight,
+        )
+        for s in data.sources
+    ]
 
 
 def ingest(files: Sequence[KnownFile], rules: Rules, warehouse: Warehouse) -> Ingestion:
@@ -80,7 +89,8 @@ def judge_rejections(recipe: Recipe, ingestion: Ingestion) -> Rejections:
     )
 
 
-def _rules(data: Data) -> Rules:
+def reading_rules(data: Data) -> Rules:
+    """What the recipe says of rows and limits."""
     return Rules(
         max_rows=data.max_rows,
         validation_fraction=data.validation_fraction,

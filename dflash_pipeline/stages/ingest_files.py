@@ -76,9 +76,13 @@ def ingest_files(request: IngestRequest, storage_dir: Path, *, known: dict[str, 
 
 
 def sample_facts(conversation_id: str, storage_dir: Path) -> dict[str, Any]:
-    """One conversation's sample in the newest snapshot that has it: its tokens, its text, and what carries the loss."""
+    """One conversation's sample in the newest snapshot that has it: its tokens, its text, and what carries the loss.
+
+    Copies, which a weight above 1 makes, differ in their id alone: the first is shown, `sample_ids` names all.
+    """
     storage = open_storage(storage_dir)
-    snapshot, sample_id = _newest_sample(storage, conversation_id)
+    snapshot, sample_ids = _newest_samples(storage, conversation_id)
+    sample_id = sample_ids[0]
     tokens = open_tokens(storage, snapshot)
     tokenizer = load_tokenizer(storage.snapshots / snapshot.fingerprint / TOKENIZER_FOLDER)
     ids, supervised = tokens.input_ids(sample_id), tokens.supervised_mask(sample_id)
@@ -86,6 +90,7 @@ def sample_facts(conversation_id: str, storage_dir: Path) -> dict[str, Any]:
         "id": conversation_id,
         "snapshot": snapshot.fingerprint,
         "sample_id": sample_id,
+        "sample_ids": sample_ids,
         "num_tokens": int(ids.size),
         "num_supervised_tokens": int(supervised.sum()),
         "supervised_text": tokenizer.decode(ids[supervised].tolist()),
@@ -93,9 +98,10 @@ def sample_facts(conversation_id: str, storage_dir: Path) -> dict[str, Any]:
     }
 
 
-def _newest_sample(storage: Storage, conversation_id: str) -> tuple[CorpusSnapshot, int]:
-    places = Warehouse(storage.warehouse).find_samples(conversation_id)
-    paths = {storage.snapshots / snapshot / "snapshot.json": sample_id for snapshot, sample_id in places}
+def _newest_samples(storage: Storage, conversation_id: str) -> tuple[CorpusSnapshot, list[int]]:
+    paths: dict[Path, list[int]] = {}
+    for snapshot, sample_id in Warehouse(storage.warehouse).find_samples(conversation_id):
+        paths.setdefault(storage.snapshots / snapshot / "snapshot.json", []).append(sample_id)
     present = [path for path in paths if path.exists()]
     if not present:
         raise Refused(

@@ -73,7 +73,10 @@ def _named(joined: pa.Table, chosen: pa.ChunkedArray) -> dict[str, Any]:
 
 
 def _facts(record: CorpusSnapshot, rows: pa.Table) -> dict[str, Any]:
-    lengths = rows.filter(pc.is_valid(rows["sample_id"]))["num_tokens"].to_numpy()
+    sampled = rows.filter(pc.is_valid(rows["sample_id"]))
+    # A row has the first of its samples: its copies come before the next row's.
+    copies = np.diff(sampled["sample_id"].to_numpy(), append=record.num_samples)
+    lengths = np.repeat(sampled["num_tokens"].to_numpy(), copies)
     cut = rows.filter(pc.greater(rows["num_cut"], 0))["conversation_id"]
     return {
         "snapshot": record.fingerprint,

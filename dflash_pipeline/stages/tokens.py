@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,8 @@ import pyarrow as pa
 
 from dflash_pipeline.contracts.conversation import Conversation, Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
-from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.results import AnswerSet
-from dflash_pipeline.contracts.sample import DroppedSample, Sample
 from dflash_pipeline.faults import fault_point
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.ingest.content import content_digest
@@ -30,15 +28,18 @@ from dflash_pipeline.ingest.processes import default_processes, in_chunks, token
 from dflash_pipeline.ingest.tokenise import Outcome, TokenRule, tokeniser
 from dflash_pipeline.model.target_files import TOKENIZER_FILES
 from dflash_pipeline.recipe import Data, Recipe
+from dflash_pipeline.stages.foreknown import Foreknown
 from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.progress import Tell, followed
 from dflash_pipeline.stages.responses import SOURCE_ANSWERS, conversations_with_answers
+from dflash_pipeline.stages.source_weights import file_weights
+from dflash_pipeline.stages.token_counts import TokenCounts, TokenisedRow
 from dflash_pipeline.store.exclusions import read_exclusions
 from dflash_pipeline.store.files import folder_faults, new_folder, set_aside
-from dflash_pipeline.store.known_tokens import EarlierSnapshots, KnownTokens
+from dflash_pipeline.store.known_tokens import EarlierSnapshots
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record, save_record
-from dflash_pipeline.store.token_rows import RowsWriter, TokenRow, write_rows
+from dflash_pipeline.store.token_rows import TokenRows, write_rows
 from dflash_pipeline.store.tokens import TokenStore, write_shards
 from dflash_pipeline.store.warehouse import Warehouse
 
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 TOKENIZER_FOLDER = "tokenizer"
 SNAPSHOT_VERSION = 2
 """Part of a snapshot's identity: raised when the same inputs would give other files."""
-MOST_LOST = 0.5
-"""A larger share of conversations whose turns could not be found is the template's fault, not theirs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +59,8 @@ class _Inputs:
     renderer: ChatRenderer
     rule: TokenRule
     excluded: frozenset[str]
+    weights: tuple[float, ...]
+    """Of the ingestion's files, in their order."""
 
     @property
     def rule_fingerprint(self) -> str:
@@ -73,11 +74,14 @@ class _Inputs:
 
     @property
     def identity(self) -> str:
+        # Named only where they do something: snapshots keep the names that they had before there were weights.
+        weights = {"weights": self.weights} if set(self.weights) - {1.0} else {}
         return fingerprint(
             ingestion=self.ingestion.fingerprint,
             answers=self.answers.fingerprint,
             rule=self.rule_fingerprint,
             excluded=self.excluded,
+            **weights,
         )
 
 
@@ -88,12 +92,15 @@ def make_snapshot(
 
     `tell` gets a line about progress from time to time.
     """
+    # What the warehouse holds now: found by content, it may name the files otherwise.
+    ingestion = Warehouse(storage.warehouse).find_ingestion(ingestion.fingerprint) or ingestion
     inputs = _Inputs(
         ingestion=ingestion,
         answers=answers,
         renderer=ChatRenderer(recipe.target.path, recipe.target.chat_template),
-        rule=_rule(recipe.data),
+        rule=token_rule(recipe.data),
         excluded=read_exclusions(storage.exclusions),
+        weights=file_weights(recipe.data, ingestion),
     )
     identity = inputs.identity
     folder = storage.snapshots / identity
@@ -105,11 +112,18 @@ def make_snapshot(
     return Made(record=snapshot, reused=reused)
 
 
+def num_conversations(storage: Storage, snapshot: CorpusSnapshot) -> int:
+    """Distinct conversations among the samples: with the dropped ones, all that there were."""
+    rows = TokenRows(storage.snapshots / snapshot.fingerprint).table()
+    return int(rows.num_rows - rows["sample_id"].null_count)
+
+
 def open_tokens(storage: Storage, snapshot: CorpusSnapshot) -> TokenStore:
     return TokenStore(storage.snapshots / snapshot.fingerprint, snapshot.shards)
 
 
-def _rule(data: Data) -> TokenRule:
+def token_rule(data: Data) -> TokenRule:
+    """What the recipe says of length and supervision."""
     return TokenRule(
         max_length=data.max_length,
         overlong=data.overlong,
@@ -131,12 +145,12 @@ def _set_aside_if_damaged(storage: Storage, identity: str) -> bool:
 
 def _write(recipe: Recipe, storage: Storage, inputs: _Inputs, tell: Tell) -> None:
     identity = inputs.identity
-    counts: Counter[str] = Counter()
+    counts = TokenCounts()
     with new_folder(storage.snapshots / identity, act="snapshot") as fresh:
-        with write_rows(fresh) as rows, closing(_outcomes(recipe, storage, inputs)) as outcomes:
-            followed_outcomes = followed(outcomes, total=inputs.ingestion.accepted, what="tokens", tell=tell)
-            shards = write_shards(fresh, _counted(followed_outcomes, counts, rows))
-        _refuse_useless(counts)
+        with write_rows(fresh) as written, closing(_rows(recipe, storage, inputs)) as rows:
+            followed_rows = followed(rows, total=inputs.ingestion.accepted, what="tokens", tell=tell)
+            shards = write_shards(fresh, counts.samples(followed_rows, written))
+        counts.refuse_useless()
         _copy_tokenizer(recipe.target.path, fresh / TOKENIZER_FOLDER)
         save_record(
             fresh / "snapshot.json",
@@ -151,35 +165,30 @@ def _write(recipe: Recipe, storage: Storage, inputs: _Inputs, tell: Tell) -> Non
                 num_validation_samples=counts["validation"],
                 num_tokens=counts["tokens"],
                 num_supervised_tokens=counts["supervised"],
-                dropped=_dropped(counts),
+                dropped=counts.dropped,
                 shards=tuple(shard.name for shard in shards),
                 rule=inputs.rule_fingerprint,
                 num_cut_samples=counts["cut"],
             ),
         )
-    tell(f"tokens: {counts['known']:,} of {counts['rows']:,} conversations were known from earlier snapshots")
-    if reasons := _reasons(counts):
-        logger.warning("left out at tokenisation: %s", reasons)
+    tell(f"tokens: {counts['from earlier']:,} of {counts['rows']:,} conversations were known from earlier snapshots")
+    if counts.reasons:
+        logger.warning("left out at tokenisation: %s", counts.reasons)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
-    """One conversation on its way into the snapshot."""
-
-    conversation: Conversation
-    digest: bytes
-    outcome: Outcome
-    known: bool
-
-
-def _outcomes(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Generator[_Row]:
-    """Every conversation in canonical order, with what became of it: known from earlier, or tokenised now."""
-    earlier = EarlierSnapshots(storage.snapshots, inputs.rule_fingerprint)
+def _rows(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Generator[TokenisedRow]:
+    """Every conversation in canonical order, with what became of it: known before, or tokenised now."""
+    files = [source.file for source in inputs.ingestion.sources]
+    foreknown = Foreknown(
+        earlier=EarlierSnapshots(storage.snapshots, inputs.rule_fingerprint),
+        excluded=inputs.excluded,
+        weight_of=dict(zip(files, inputs.weights, strict=True)),
+    )
     waiting: deque[list[tuple[Conversation, bytes, Outcome | None]]] = deque()
 
     def unknown() -> Iterator[list[Conversation]]:
         for chunk in in_chunks(_conversations(recipe, storage, inputs)):
-            rows = [(c, digest := content_digest(c), _known(c, digest, earlier, inputs.excluded)) for c in chunk]
+            rows = [(c, digest := content_digest(c), foreknown.outcome(c, digest)) for c in chunk]
             waiting.append(rows)
             yield [c for c, _, outcome in rows if outcome is None]
 
@@ -188,10 +197,10 @@ def _outcomes(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Generator[_R
         fault_point("snapshot.after-chunk")
         rest = iter(made)
         for conversation, digest, outcome in waiting.popleft():
-            yield _Row(
-                conversation=conversation,
+            yield TokenisedRow(
                 digest=digest,
                 outcome=outcome or next(rest),
+                copies=foreknown.copies(conversation),
                 known=outcome is not None,
             )
 
@@ -202,83 +211,6 @@ def _conversations(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Iterato
             yield from batch
     else:
         yield from conversations_with_answers(recipe, storage, inputs.ingestion, inputs.answers)
-
-
-def _known(
-    conversation: Conversation, digest: bytes, earlier: EarlierSnapshots, excluded: frozenset[str]
-) -> Outcome | None:
-    conversation_id = conversation.conversation_id
-    if conversation_id in excluded:
-        return DroppedSample(conversation_id=conversation_id, reason="excluded")
-    known = earlier.find(digest)
-    return None if known is None else _as_outcome(known, conversation)
-
-
-def _as_outcome(known: KnownTokens, conversation: Conversation) -> Outcome:
-    if known.reason is not None:
-        return DroppedSample(conversation_id=conversation.conversation_id, reason=known.reason)
-    return Sample(
-        conversation_id=conversation.conversation_id,
-        split=conversation.split,
-        input_ids=known.input_ids,
-        spans=known.spans,
-        num_cut=known.num_cut,
-    )
-
-
-def _counted(rows: Iterable[_Row], counts: Counter[str], written: RowsWriter) -> Iterator[Sample]:
-    """The samples among the rows, each counted and written down with its place."""
-    for row in rows:
-        counts["rows"] += 1
-        counts["known"] += row.known
-        outcome = row.outcome
-        sample = outcome if isinstance(outcome, Sample) else None
-        written.add(
-            TokenRow(
-                conversation_id=outcome.conversation_id,
-                digest=row.digest,
-                sample_id=counts["samples"] if sample else None,
-                reason=outcome.reason if isinstance(outcome, DroppedSample) else None,
-                num_tokens=sample.num_tokens if sample else 0,
-                num_cut=sample.num_cut if sample else 0,
-            )
-        )
-        if isinstance(outcome, DroppedSample):
-            counts[f"dropped {outcome.reason}"] += 1
-        if sample is None:
-            continue
-        counts["samples"] += 1
-        counts[sample.split] += 1
-        counts["cut"] += sample.num_cut > 0
-        counts["tokens"] += sample.num_tokens
-        counts["supervised"] += sample.num_supervised
-        yield sample
-
-
-def _refuse_useless(counts: Counter[str]) -> None:
-    rows = counts["rows"]
-    lost = counts["dropped spans_not_found"]
-    if lost > MOST_LOST * rows:
-        raise Refused(
-            f"in {lost:,} of {rows:,} conversations the assistant's words cannot be found in what the chat template "
-            "prints",
-            where="token_sequences",
-            fix="give a template that prints each answer once, as `target.chat_template` in the recipe",
-        )
-    if not counts["train"]:
-        raise Refused(
-            f"no training sample is left of {rows} conversations ({_reasons(counts) or 'none dropped'})",
-            where="token_sequences",
-            fix="look at `dflash rejected` when there are none, else at data.max_length and the chat template",
-        )
-
-
-def _dropped(counts: Counter[str]) -> tuple[tuple[str, int], ...]:
-    return tuple((key.removeprefix("dropped "), n) for key, n in counts.items() if key.startswith("dropped "))
-
-
-def _reasons(counts: Counter[str]) -> str:
-    return ", ".join(f"{n} {reason}" for reason, n in _dropped(counts))
 
 
 def _copy_tokenizer(folder: Path, to: Path) -> None:

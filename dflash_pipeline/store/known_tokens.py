@@ -46,8 +46,7 @@ class EarlierSnapshots:
 
     def find(self, digest: bytes) -> KnownTokens | None:
         for rows, store in self._opened:
-            # Who is taken out may come back: that row says nothing about tokens.
-            if (row := rows.find(digest)) is not None and row.reason != "excluded":
+            if (row := rows.find(digest)) is not None:
                 return _known(row, store)
         return None
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.contracts.sample import DropReason
+from dflash_pipeline.contracts.sample import UNSEEN, DropReason
 from dflash_pipeline.faults import fault_write
 
 ROWS_FILE = "rows.arrow"
@@ -22,7 +23,7 @@ SCHEMA = pa.schema(
         pa.field("conversation_id", pa.string(), nullable=False),
         # SHA-256 of what the conversation says.
         pa.field("digest", pa.binary(32), nullable=False),
-        # Null where there is none.
+        # The first of its samples: copies have the ids after it. Null where there is none.
         pa.field("sample_id", pa.int64()),
         # Why there is none; null where there is one.
         pa.field("reason", pa.string()),
@@ -87,7 +88,8 @@ class TokenRows:
         except (OSError, pa.ArrowInvalid) as error:
             raise Refused(f"not readable as the rows of a snapshot: {error}", where=str(path), fix=_FIX) from None
         keys = np.concatenate([np.zeros(0, np.uint64), *map(_keys, self._batches)])
-        self._order = np.argsort(keys, kind="stable")
+        told = np.flatnonzero(np.concatenate([np.zeros(0, np.bool_), *map(_looked_at, self._batches)]))
+        self._order = told[np.argsort(keys[told], kind="stable")]
         self._keys = keys[self._order]
 
     def table(self) -> pa.Table:
@@ -95,7 +97,7 @@ class TokenRows:
         return pa.Table.from_batches(self._batches, schema=SCHEMA)
 
     def find(self, digest: bytes) -> TokenRow | None:
-        """The first row whose conversation says this."""
+        """The first row whose conversation says this, of those that were looked at."""
         key = np.frombuffer(digest[:8], dtype=np.uint64)[0]
         at = int(np.searchsorted(self._keys, key, side="left"))
         while at < self._keys.size and self._keys[at] == key:
@@ -107,6 +109,12 @@ class TokenRows:
 
 
 _FIX = "run the tokenising stage again: it sets a damaged snapshot aside and makes a new one"
+
+
+def _looked_at(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    """Rows that say what becomes of their content. Who was left out unseen may come back, and be unknown then."""
+    unseen: npt.NDArray[np.bool_] = pc.is_in(batch.column("reason"), pa.array(UNSEEN)).to_numpy(zero_copy_only=False)
+    return ~unseen
 
 
 def _keys(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:

@@ -176,11 +176,12 @@ class Warehouse:
         return self.database.read(act)
 
     def find_samples(self, conversation_id: str) -> list[tuple[str, int]]:
-        """Every (snapshot, sample id) that a conversation became."""
+        """Every (snapshot, sample id) that a conversation became, copies in order of sample id."""
 
         def act(connection: Connection) -> list[tuple[str, int]]:
             return connection.execute(
-                "SELECT snapshot, sample_id FROM sequences WHERE conversation_id = ?", [conversation_id]
+                "SELECT snapshot, sample_id FROM sequences WHERE conversation_id = ? ORDER BY snapshot, sample_id",
+                [conversation_id],
             ).fetchall()
 
         return self.database.read(act)

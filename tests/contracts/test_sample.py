@@ -27,7 +27,7 @@ def test_what_gives_no_sample_has_a_reason():
 PLACE = "sample of conversation 'c'"
 SPANS = "give ascending spans of at least one token that lie inside the sample"
 REASONS = (
-    "use one of excluded, template_error, spans_not_found, control_text, unknown_token, too_long, "
+    "use one of excluded, weight, template_error, spans_not_found, control_text, unknown_token, too_long, "
     "no_supervised_tokens, too_few_supervised_tokens"
 )
 SENTENCES: list[tuple[Callable[[], object], str, str, str]] = [

@@ -50,8 +50,8 @@ def test_a_folder_with_brackets_in_its_name_holds_patterns(tmp_path: Path) -> No
 
 
 def test_settings_go_to_every_file(folder: Path) -> None:
-    found = expand([SourceFile(path=folder / "*.jsonl", mapping={"text": "t"}, format="jsonl")])
-    assert {(f.format, f.mapping["text"]) for f in found} == {("jsonl", "t")}
+    found = expand([SourceFile(path=folder / "*.jsonl", mapping={"text": "t"}, format="jsonl", weight=2.5)])
+    assert {(f.format, f.mapping["text"], f.weight) for f in found} == {("jsonl", "t", 2.5)}
 
 
 @pytest.mark.parametrize("pattern", ["*.csv", "no/*.jsonl", "deep/*.json"])
