@@ -15,10 +15,10 @@ from torch import nn
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.faults import fault_point, fault_write
-from dflash_pipeline.store.files import INCOMPLETE, folder_faults, new_folder, set_aside
-from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.objective import Objective
+from dflash_pipeline.store.files import INCOMPLETE, folder_faults, new_folder, set_aside
+from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.training.meter import EpochMeter
 from dflash_pipeline.training.spikes import SpikeState
 

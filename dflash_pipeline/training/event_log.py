@@ -17,7 +17,6 @@ from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import fsync_folder
 from dflash_pipeline.training.tracker import EndStatus, Params
 
-
 _TAIL_BYTES = 65536
 
 

@@ -15,10 +15,12 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
 WAITING_FACTOR = 1.25
+_INNERMOST = 3
 _WAITS_IN = (f"torch{os.sep}distributed{os.sep}", f"torch{os.sep}autograd{os.sep}graph.py")
 
 
@@ -30,7 +32,7 @@ class StepWatch:
         self._rank = rank
         self._end = end
         self._main = threading.get_ident()
-        self._last = (time.monotonic(), "before the first step")
+        self._last = (time.monotonic(), "the start")
         self._over = threading.Event()
 
     def start(self) -> StepWatch:
@@ -50,7 +52,7 @@ class StepWatch:
             frame = sys._current_frames().get(self._main)
             if frame is None:
                 return  # The main thread has ended.
-            waits = any(part in frame.f_code.co_filename for part in _WAITS_IN)
+            waits = _is_waiting(frame)
             if time.monotonic() - since > self._seconds * (WAITING_FACTOR if waits else 1.0):
                 self._end(self._report(frame, doing, waits=waits))
                 return
@@ -62,6 +64,12 @@ class StepWatch:
             f"{_all_threads()}\n{stack}rank {self._rank} {what}: no progress for {self._seconds:g} s at {doing} "
             "(training.step_timeout_seconds); where it stands is above\n"
         )
+
+
+def _is_waiting(frame: FrameType) -> bool:
+    """Whether one of its innermost calls is a collective: the very last may be a lock or a clock inside it."""
+    innermost = [f.f_code.co_filename for f, _ in islice(traceback.walk_stack(frame), _INNERMOST)]
+    return any(part in name for name in innermost for part in _WAITS_IN)
 
 
 def _all_threads() -> str:

@@ -14,10 +14,10 @@ from dflash_pipeline.evaluation.acceptance import AcceptanceReport, measure_acce
 from dflash_pipeline.evaluation.decode import greedy_decode
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
 from dflash_pipeline.model import masks, objective
-from dflash_pipeline.model.config import DrafterConfig
-from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
 from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_rows
+from dflash_pipeline.model.config import DrafterConfig
+from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.objective import Objective, micro_batch_loss, planned_weights
 from dflash_pipeline.model.target import FrozenTarget
 from tests.tiny_models import MASK_TOKEN, VOCAB, tiny_config, tiny_model

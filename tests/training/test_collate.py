@@ -7,8 +7,8 @@ import torch
 
 from dflash_pipeline.contracts.manifest import MicroBatch
 from dflash_pipeline.contracts.sample import Sample
-from dflash_pipeline.store.tokens import TokenStore, write_shards
 from dflash_pipeline.model.objective import Objective
+from dflash_pipeline.store.tokens import TokenStore, write_shards
 from dflash_pipeline.training.collate import AnchorRule, Collator
 
 SAMPLES = [
