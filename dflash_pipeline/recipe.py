@@ -171,9 +171,16 @@ class Training(Section):
     checkpoint_steps: int | None = Field(
         None, ge=1, description="A checkpoint every so many steps, besides each epoch's end."
     )
-    checkpoint_minutes: float | None = Field(30.0, gt=0, description="And when so much time has passed; null for never.")
+    checkpoint_minutes: float | None = Field(
+        30.0, gt=0, description="And when so much time has passed; null for never."
+    )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after this many steps of the run, with a checkpoint; null for its end."
+    )
+    feature_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Keep the target's features of all training samples on disk, up to so many GiB; null for none.",
     )
     step_timeout_seconds: float = Field(
         900.0, gt=0, description="A rank without progress for so long ends the run and says where it stands."
@@ -183,6 +190,8 @@ class Training(Section):
     def _keep(self) -> Training:
         if self.keep_checkpoints == 0 or self.keep_checkpoints < -1:
             raise ValueError("keep_checkpoints must be -1 (all) or at least 1; 0 would throw the run away")
+        if self.kl > 0 and self.feature_cache_gib is not None:
+            raise ValueError("kl needs the target's logits, which feature_cache_gib does not keep; use one of the two")
         return self
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -74,6 +75,8 @@ class TrainingBatch:
     loss_mask: Tensor
     """[R, S] bool: supervised tokens"""
     blocks: Blocks
+    features: Tensor | None = None
+    """[R, C, F] of the context, when they are not to be computed."""
     documents: tuple[tuple[int, int], ...] = ()
     """Of one row of documents, where each begins and ends. Empty when every row is a document of its own."""
 
@@ -82,6 +85,7 @@ class TrainingBatch:
             input_ids=self.input_ids.to(device, non_blocking=True),
             loss_mask=self.loss_mask.to(device, non_blocking=True),
             blocks=self.blocks.to(device),
+            features=None if self.features is None else self.features.to(device, non_blocking=True),
             documents=self.documents,
         )
 
@@ -132,7 +136,7 @@ def blocks_in_documents(anchors: Sequence[Positions], lengths: Sequence[int], *,
 def documents_of(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Where documents of these lengths begin and end when they lie end to end."""
     bounds = np.cumsum([0, *lengths]).tolist()
-    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+    return tuple(pairwise(bounds))
 
 
 def _cuts_of_documents(anchors_A: Positions, counts: Sequence[int], bounds: Positions) -> tuple[Cut, ...]:

@@ -110,6 +110,8 @@ def micro_batch_loss(
 
 def target_outputs(target: FrozenTarget, batch: TrainingBatch, *, needs_last: bool) -> tuple[Tensor, Tensor | None]:
     """Features [R, C, F] as far as a block needs them; with `needs_last` of all tokens, and last hidden [R, S, H]."""
+    if batch.features is not None:
+        return batch.features, None
     if not batch.documents:
         if needs_last:
             return target.features_and_last(batch.input_ids)

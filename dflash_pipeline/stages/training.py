@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
@@ -21,6 +21,7 @@ from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.model.objective import Objective, default_decay
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
+from dflash_pipeline.stages.features import make_features
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import load_plan, plan_folder
@@ -61,6 +62,8 @@ def train_drafter(
     """Train to the plan's end with torchrun, from the newest whole checkpoint if there is one."""
     check_world_size(launch.num_ranks, plan.spec.slots_per_step)
     config = launch_config(recipe, storage, snapshot, plan, fresh=launch.fresh)
+    features = make_features(recipe, storage, snapshot, target=config.target, drafter=config.drafter)
+    config = replace(config, features_dir=None if features is None else str(features))
     load_plan(Path(config.plan_dir), config.plan)  # Refused here, not by every rank, when the plan is gone.
     run_dir = Path(config.run_dir)
     path = run_dir / "launch.json"
@@ -98,6 +101,7 @@ def launch_config(
         plan=plan.fingerprint,
         snapshot_dir=str(storage.snapshots / snapshot.fingerprint),
         shards=snapshot.shards,
+        features_dir=None,
         target_dir=str(recipe.target.path),
         target=target,
         drafter=drafter,
@@ -152,6 +156,7 @@ def training_settings(recipe: Recipe) -> TrainingSettings:
             smoothing=training.dpace_smoothing,
             kl=training.kl,
         ),
+        features_kept=training.feature_cache_gib is not None,
         seed=recipe.drafter.seed,
     )
 

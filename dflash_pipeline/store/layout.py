@@ -35,6 +35,10 @@ class Storage:
         return self.root / "runs"
 
     @property
+    def features(self) -> Path:
+        return self.root / "features"
+
+    @property
     def exports(self) -> Path:
         return self.root / "exports"
 

@@ -17,6 +17,7 @@ from dflash_pipeline.model.blocks import (
     documents_of,
 )
 from dflash_pipeline.model.objective import Objective, planned_weights
+from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.tokens import TokenStore
 
 
@@ -52,6 +53,8 @@ class Collator:
     anchors: AnchorRule
     block_size: int
     objective: Objective
+    features: FeatureStore | None = None
+    """Read from disk when they are kept there."""
 
     def __call__(self, source: MicroBatch) -> PreparedBatch:
         batch = self._batch(source)
@@ -79,13 +82,31 @@ class Collator:
                 input_ids=_padded([np.concatenate(tokens)], width, np.int64),
                 loss_mask=_padded([np.concatenate(supervised)], width, np.bool_),
                 blocks=blocks_in_documents(anchors, lengths, width=width),
+                features=self._documents_features(samples),
                 documents=documents_of(lengths),
             )
+        blocks = blocks_in_rows(anchors, lengths, width=width)
         return TrainingBatch(
             input_ids=_padded(tokens, width, np.int64),
             loss_mask=_padded(supervised, width, np.bool_),
-            blocks=blocks_in_rows(anchors, lengths, width=width),
+            blocks=blocks,
+            features=self._rows_features(samples, max(blocks.context_length, 1)),
         )
+
+    def _documents_features(self, samples: list[int]) -> torch.Tensor | None:
+        if self.features is None:
+            return None
+        return torch.from_numpy(np.concatenate([self.features.features(sample) for sample in samples]))[None]
+
+    def _rows_features(self, samples: list[int], context_length: int) -> torch.Tensor | None:
+        """[R, C, F]: as far as some block sees, zeros behind each sample."""
+        if self.features is None:
+            return None
+        rows = np.zeros((len(samples), context_length, self.features.cache.width), dtype=np.float32)
+        for row, sample in enumerate(samples):
+            found = self.features.features(sample)[:context_length]
+            rows[row, : len(found)] = found
+        return torch.from_numpy(rows)
 
     def _anchors(self, supervised: np.ndarray, epoch: int, sample_id: int) -> Positions:
         rule = self.anchors

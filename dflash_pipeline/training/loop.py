@@ -18,6 +18,7 @@ from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target import FrozenTarget
+from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.plans import load_plan, load_planned_epoch
 from dflash_pipeline.store.tokens import TokenStore
 from dflash_pipeline.training.checkpoint import CheckpointState
@@ -104,8 +105,10 @@ class Trainer:
         self.writer = CheckpointWriter(checkpoints, keep=config.saving.keep) if ranks.is_first else None
         self.clock = SaveClock(config.saving)
         self.model = ranks.parallel(self.drafter)
+        tokens = TokenStore(Path(config.snapshot_dir), config.shards)
         self.collate = Collator(
-            tokens=TokenStore(Path(config.snapshot_dir), config.shards),
+            tokens=tokens,
+            features=FeatureStore(Path(config.features_dir), tokens.lengths()) if config.features_dir else None,
             anchors=AnchorRule(
                 share=config.settings.anchor_share,
                 most=config.settings.anchors_per_sample,

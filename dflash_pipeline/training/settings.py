@@ -26,6 +26,8 @@ class TrainingSettings:
     anchor_share: float
     anchors_per_sample: int
     objective: Objective
+    features_kept: bool
+    """Features come from disk, computed once, and not in the batch: equal but for their last bits."""
     seed: int
 
 
@@ -50,6 +52,8 @@ class LaunchConfig:
     plan: str
     snapshot_dir: str
     shards: tuple[str, ...]
+    features_dir: str | None
+    """Where the target's features of every training sample lie, if they are kept."""
     target_dir: str
     target: str
     drafter: DrafterConfig

@@ -142,6 +142,7 @@ def make_tiny_run(
         anchor_share=1.0,
         anchors_per_sample=2,
         objective=Objective(weighting="decay", decay=4.0),
+        features_kept=False,
         seed=seed,
     )
     identity = target_fingerprint(target)
@@ -152,6 +153,7 @@ def make_tiny_run(
         plan=plan.fingerprint,
         snapshot_dir=str(folder / "snapshot"),
         shards=tuple(shard.name for shard in shards),
+        features_dir=None,
         target_dir=str(target),
         target=identity,
         drafter=drafter,

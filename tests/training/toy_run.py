@@ -68,6 +68,7 @@ def write_toy(folder: Path, *, lengths: Sequence[int], spec: BatchingSpec, epoch
         plan=plan.fingerprint,
         snapshot_dir=str(folder),
         shards=tuple(shard.name for shard in shards),
+        features_dir=None,
         target_dir=str(folder / "target"),
         target="toy",
         drafter=drafter_config(
@@ -88,6 +89,7 @@ def write_toy(folder: Path, *, lengths: Sequence[int], spec: BatchingSpec, epoch
             anchor_share=1.0,
             anchors_per_sample=3,
             objective=Objective(weighting="decay", decay=2.0),
+            features_kept=False,
             seed=5,
         ),
         device="cpu",
