@@ -70,15 +70,19 @@ def _train(
     plan: RunPlan,
 ) -> TrainedDrafter:
     """Start the ranks with Pipes open: rank 0 writes its log lines into this step's."""
+    from dflash_pipeline.stages.preflight import check_training
     from dflash_pipeline.stages.training import Launch, train_drafter
 
+    num_ranks = config.num_ranks or workbench.recipe.training.num_ranks
+    # Training may be all that this run does, and its number of ranks is known here only.
+    check_training(workbench.recipe, workbench.storage, num_ranks=num_ranks)
     with dg.open_pipes_session(
         context=context,
         context_injector=dg.PipesTempFileContextInjector(),
         message_reader=dg.PipesTempFileMessageReader(),
     ) as session:
         launch = Launch(
-            num_ranks=config.num_ranks or workbench.recipe.training.num_ranks,
+            num_ranks=num_ranks,
             fresh=config.fresh,
             environment=session.get_bootstrap_env_vars(),
         )

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
 from dflash_pipeline.model.config import DrafterConfig, drafter_config
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
 from dflash_pipeline.model.objective import block_embeddings, target_outputs
 from dflash_pipeline.model.target import FrozenTarget
 

@@ -36,13 +36,21 @@ def run(
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
+        from dataclasses import asdict
+
         from dflash_pipeline.assets.resources import Workbench
         from dflash_pipeline.assets.whole_run import facts, run_whole_chain
         from dflash_pipeline.recipe import load_recipe
+        from dflash_pipeline.stages.preflight import find_faults, refuse
         from dflash_pipeline.store.layout import open_storage
 
         loaded = load_recipe(recipe, overrides or [])
         workbench = Workbench(recipe=loaded, storage=open_storage(loaded.storage))
+        # The first asset looks again. Here nothing exists yet: no storage folder, and no Dagster run that failed.
+        faults = find_faults(loaded, workbench.storage)
+        if faults:
+            answer.known["faults"] = [asdict(fault) for fault in faults]
+        refuse(faults, recipe_name=loaded.name)
         finished = run_whole_chain(workbench, fresh=fresh, dry_run=dry_run)
         found = facts(finished, dry_run=dry_run)
         answer.say(found, lambda: _show(found, ui=f"dflash ui {recipe}"))

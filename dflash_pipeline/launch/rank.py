@@ -1,7 +1,7 @@
 """What torchrun starts on every rank: `python -m dflash_pipeline.launch.rank CONFIG`.
 
-Exit codes: 0 finished or at the limit of steps, 143 stopped by request with a checkpoint, 1 or 2 as the error says. A rank that fails writes
-`error-rank-N.txt` beside the run's record, so that the launcher can say why.
+Exit codes: 0 finished or at the limit of steps, 143 stopped by request with a checkpoint, 1 or 2 as the error says. A
+rank that fails writes `error-rank-N.txt` beside the run's record, so that the launcher can say why.
 """
 
 from __future__ import annotations

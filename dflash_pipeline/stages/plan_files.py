@@ -118,7 +118,19 @@ def boundary_facts(
     path: Path, *, num_buckets: int | Literal["auto"], grid: int, objective: Objective, token_budget: int | None
 ) -> dict[str, Any]:
     """Boundaries, the padding efficiency that the objective expects of them, and the seconds after the histogram."""
+    if token_budget is not None and objective != "batch-max":
+        raise Refused(
+            f"the objective {objective} takes no token budget",
+            where="--token-budget",
+            fix="add --objective batch-max, or leave the budget out",
+        )
     statistics = length_statistics(read_lengths(path))
+    if grid > statistics.max_length:
+        raise Refused(
+            f"a grid of {grid:,} above the longest of the lengths, {statistics.max_length:,}",
+            where="--grid",
+            fix="use 1, or 64 for static shapes",
+        )
 
     def chosen(of: LengthStatistics) -> tuple[int, ...]:
         return choose_boundaries(

@@ -11,6 +11,7 @@ from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.launch.torchrun import torchrun_command
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages.made import Made
+from dflash_pipeline.stages.preflight import check_training
 from dflash_pipeline.stages.training import Launch, finished_drafter, train_drafter
 from dflash_pipeline.store.layout import open_storage
 from dflash_pipeline.store.records import load_record
@@ -24,6 +25,8 @@ def train_alone(recipe_path: Path, overrides: Sequence[str], *, fresh: bool) -> 
     plan = load_record(storage.record(recipe.name, "run_plan"), RunPlan)
     launch = Launch(num_ranks=recipe.training.num_ranks, fresh=fresh, environment={})
     found = finished_drafter(recipe, storage, snapshot, plan, fresh=fresh)
+    if found is None:
+        check_training(recipe, storage, num_ranks=launch.num_ranks)
     trained = found or train_drafter(recipe, storage, snapshot, plan, launch)
     line = torchrun_command(Path(trained.run_dir) / "launch.json", num_ranks=launch.num_ranks)
     return Made(record=trained, reused=found is not None), line

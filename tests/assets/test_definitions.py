@@ -73,6 +73,7 @@ def test_checks_before_training_and_of_the_export_block(definitions):
     nodes = definitions.resolve_asset_graph()
     checks = {key.name: nodes.get(key) for key in nodes.asset_check_keys}
     assert {name: node.blocking for name, node in checks.items()} == {
+        "preflight": True,
         "few_rows_rejected": True,
         "every_sample_once": True,
         "token_budget_respected": True,

@@ -32,6 +32,7 @@ ASSETS = (
     "acceptance_report",
 )
 CHECKS = {
+    "preflight",
     "few_rows_rejected",
     "every_sample_once",
     "token_budget_respected",

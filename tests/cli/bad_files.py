@@ -80,9 +80,13 @@ def _recipes(folder: Path) -> None:
     good = {
         "name": "small",
         "storage": str(folder / "recipe_storage"),
-        "data": {"sources": [{"path": "rows.jsonl", "map": {"user": "question", "assistant": "answer"}}]},
+        "data": {
+            "sources": [{"path": "rows.jsonl", "map": {"user": "question", "assistant": "answer"}}],
+            "max_length": 512,
+        },
         "target": {"path": str(TARGET)},
         "responses": {"enabled": False},
+        "drafter": {"num_layers": 2, "tap_layer_ids": [0, 2]},
         "batching": {"slots_per_step": 1, "epochs": 1},
         "training": {"num_ranks": 1},
     }

@@ -50,7 +50,7 @@ PROMPTS = ("nosuch", "dir", "empty", "binary", "no_prompt.jsonl", "torn.jsonl", 
 STORAGES = ("empty", "empty/inside", "binary", "/proc/nosuch", "a\0b", TOO_LONG)
 
 REFUSED = [
-    *([command, recipe] for command in ("run", "train", "ui") for recipe in RECIPES),
+    *([command, recipe] for command in ("run", "train", "ui", "preflight") for recipe in RECIPES),
     *(["run", "good.yaml", "--dry-run", "--set", setting] for setting in SETTINGS),
     *([*ROWS.split(), "--source", source] for source in ("nosuch.jsonl", "dir", "empty", "empty/inside", TOO_LONG)),
     *(
@@ -105,6 +105,11 @@ def test_bad_input_is_refused_in_one_sentence(arguments, dflash):
     assert "Traceback" not in ran.out + ran.err
     assert all(error[part].strip() for part in ("what", "where", "fix"))
     assert "\n" not in error["what"] + error["fix"]
+
+
+def test_the_recipe_that_settings_spoil_is_good(dflash):
+    ran = dflash("preflight", "good.yaml", "--json")
+    assert (ran.code, ran.document["faults"]) == (0, [])
 
 
 @pytest.mark.parametrize("export", [*EXPORTS[1:2], *EXPORTS[3:], "not_finite"])

@@ -98,7 +98,10 @@ def test_dry_run_reuses_and_says_so(dflash, rows, tmp_path):
         f"""
         name: small
         storage: {tmp_path / "storage"}
-        data: {{sources: [{{path: rows.jsonl, map: {{user: question, assistant: answer}}}}], validation_fraction: 0.4}}
+        data:
+          sources: [{{path: rows.jsonl, map: {{user: question, assistant: answer}}}}]
+          validation_fraction: 0.4
+          max_length: 512
         target: {{path: {TARGET}}}
         responses: {{enabled: false}}
         drafter: {{num_layers: 2, tap_layer_ids: [0, 2]}}

@@ -55,6 +55,10 @@ def test_buckets_are_a_number_or_auto(dflash, tmp_path):
     assert expected["efficiency"] > dflash(*asked).document["efficiency"]
     missing = dflash(*asked, "--objective", "batch-max")
     assert (missing.code, missing.document["error"]["where"]) == (2, "boundaries")
+    unused = dflash(*asked, "--token-budget", 1024)
+    assert (unused.code, unused.document["error"]["where"]) == (2, "--token-budget")
+    coarse = dflash(*asked, "--grid", 301)
+    assert (coarse.code, coarse.document["error"]["where"]) == (2, "--grid")
 
 
 def test_a_forecast_says_what_it_leaves_out(dflash, tmp_path):
