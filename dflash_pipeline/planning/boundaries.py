@@ -84,10 +84,10 @@ def boundaries_by_count(
     statistics: LengthStatistics,
     *,
     most: int,
-    grid: int = 1,
-    cost: CostModel = LINEAR,
-    objective: Objective = "boundary",
-    token_budget: int | None = None,
+    grid: int,
+    cost: CostModel,
+    objective: Objective,
+    token_budget: int | None,
 ) -> list[tuple[int, ...]]:
     """The best boundaries for each number of buckets from 1 to `most`, as `optimise_boundaries` gives them."""
     if most < 1 or grid < 1:
@@ -151,7 +151,7 @@ def knee(efficiencies: Sequence[float]) -> int:
     first, last = efficiencies[0], efficiencies[-1]
     if last <= first:
         return 1
-    steps = max(1, len(efficiencies) - 1)
+    steps = len(efficiencies) - 1
     return 1 + max(range(len(efficiencies)), key=lambda k: ((efficiencies[k] - first) / (last - first) - k / steps, -k))
 
 
@@ -184,8 +184,8 @@ def _on_a_grid(statistics: LengthStatistics, grid: int) -> tuple[list[int], list
     xs = list(range(first, statistics.max_length + step, step))
     if grid == 1:
         xs[-1] = statistics.max_length
-    sums = [0, *accumulate(statistics.counts)]
-    return xs, [sums[bisect_right(statistics.lengths, x)] for x in xs]
+    below = list(accumulate(statistics.counts))
+    return xs, [below[bisect_right(statistics.lengths, x) - 1] for x in xs]
 
 
 def _weights(candidates: list[int], cost: CostModel) -> list[int]:

@@ -26,9 +26,8 @@ def overall_efficiency(manifest: EpochManifest, samples: SampleLengths, cost: Co
     """
     rank_costs = batch_costs(manifest, samples, cost).reshape(manifest.num_steps, -1, num_ranks).sum(axis=1)
     paid = num_ranks * float(rank_costs.max(axis=1).sum())
-    scheduled = np.ones(samples.num_tokens.size, dtype=np.bool_)
-    scheduled[manifest.dropped] = False
-    return float(sample_costs(samples, np.flatnonzero(scheduled), cost).sum()) / paid
+    scheduled = np.delete(np.arange(samples.num_tokens.size), manifest.dropped)
+    return float(sample_costs(samples, scheduled, cost).sum()) / paid
 
 
 def rank_balance(manifest: EpochManifest, samples: SampleLengths, cost: CostModel, *, num_ranks: int) -> float:
@@ -52,17 +51,15 @@ def length_distance(manifest: EpochManifest, samples: SampleLengths) -> float:
     """Mean over steps of the 1-Wasserstein distance, in tokens, between token-weighted lengths of step and corpus."""
     step_of, ids = _steps_and_ids(manifest)
     unique, index = np.unique(samples.num_tokens[ids], return_inverse=True)
-    whole = np.bincount(index, weights=unique[index], minlength=unique.size)
+    whole = np.bincount(index, weights=unique[index])
     corpus = np.cumsum(whole / whole.sum())
     widths = np.diff(unique, append=unique[-1])
     total, rows = 0.0, max(1, CELLS_AT_ONCE // unique.size)
-    order = np.argsort(step_of, kind="stable")
-    bounds = np.searchsorted(step_of[order], np.arange(0, manifest.num_steps + rows, rows))
+    bounds = np.searchsorted(step_of, np.arange(0, manifest.num_steps + rows, rows))
     for first, (start, end) in enumerate(pairwise(bounds.tolist())):
-        here = order[start:end]
-        steps = min(rows, manifest.num_steps - first * rows)
-        cells = (step_of[here] - first * rows) * unique.size + index[here]
-        table = np.bincount(cells, weights=unique[index[here]], minlength=steps * unique.size)
+        steps, here = min(rows, manifest.num_steps - first * rows), index[start:end]
+        cells = (step_of[start:end] - first * rows) * unique.size + here
+        table = np.bincount(cells, weights=unique[here], minlength=steps * unique.size)
         laws: Floats = np.cumsum(table.reshape(steps, unique.size), axis=1)
         total += float((np.abs(laws / laws[:, -1:] - corpus) * widths).sum())
     return total / manifest.num_steps
@@ -82,7 +79,7 @@ def _pairs(counts: Ints) -> int:
 
 
 def _steps_and_ids(manifest: EpochManifest) -> tuple[Ints, Ints]:
-    """For each scheduled sample its step and its id, fillers aside."""
+    """For each scheduled sample its step (ascending) and its id, fillers aside."""
     batch = np.repeat(np.arange(manifest.offsets.size - 1), np.diff(manifest.offsets))
     real = ~manifest.filler.ravel()[batch]
     return batch[real] // manifest.slots_per_step, manifest.sample_ids[real]

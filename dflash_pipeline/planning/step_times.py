@@ -42,7 +42,7 @@ def fit_time_model(seconds: Floats, tokens: Floats, squares: Floats, micro_batch
     linear, quadratic, constant = constants.tolist()
     predicted = (features @ constants).max(axis=1)
     # A whole number: what is finer than a token is noise, and boundaries are then found in machine words.
-    length = None if quadratic == 0 or linear == 0 else float(max(1, round(linear / quadratic)))
+    length = None if quadratic == 0 else float(max(1, round(linear / quadratic)))
     return TimeModel(
         cost=CostModel(quadratic_length=length),
         seconds_per_cost=linear,
@@ -61,9 +61,9 @@ def _positive_least_squares(features: Floats, seconds: Floats) -> Floats:
             if QUADRATIC in chosen and LINEAR not in chosen:
                 continue  # No length makes attention as dear as nothing: a cost model cannot say it.
             columns = list(chosen)
-            found = np.linalg.lstsq(features[:, columns] / scale[columns], seconds, rcond=None)[0]
-            if (found < 0).any():
-                continue
+            found = np.linalg.lstsq(features[:, columns] / scale[columns], seconds)[0]
+            if (found <= 0).any():
+                continue  # Without what is 0 the fit is as good.
             off = float(np.square(features[:, columns] / scale[columns] @ found - seconds).sum())
             if off < least:
                 best, least = np.zeros(features.shape[1]), off

@@ -28,7 +28,7 @@ def halve_to_full_steps(packing: Packing, lengths: Ints, spec: BatchingSpec) -> 
         halved = np.flatnonzero(sizes != packing.sizes[origins])
         of_halved = lengths[gather(packing.sample_ids, starts[halved], sizes[halved])]
         reduce = np.add if spec.layout == "documents" else np.maximum
-        padded_length[halved] = reduce.reduceat(of_halved, starts_of(sizes[halved])) if halved.size else 0
+        padded_length[halved] = reduce.reduceat(of_halved, starts_of(sizes[halved]))
     return Packing(sample_ids=packing.sample_ids, starts=starts, sizes=sizes, padded_length=padded_length)
 
 

@@ -53,5 +53,6 @@ def test_taken_micro_batches_stay_together(sizes, random):
     assert [p.tolist() for p in np.split(after.sample_ids, np.cumsum(after.sizes)[:-1])] == [
         parts[m].tolist() for m in order
     ]
+    assert after.starts.tolist() == (np.cumsum(after.sizes) - after.sizes).tolist()
     for name in ("sizes", "padded_length", "num_tokens", "supervised", "cost"):
         assert getattr(after, name).tolist() == [getattr(before, name)[m] for m in order]

@@ -18,6 +18,7 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.planning import boundaries as boundaries_module
 from dflash_pipeline.planning.boundaries import (
     boundaries_by_count,
+    candidate_grid,
     choose_boundaries,
     knee,
     optimise_boundaries,
@@ -209,7 +210,9 @@ def paid_with_batch_max(
 def test_no_other_choice_costs_less_with_batch_max(statistics, budget, num_buckets, cost):
     # All whole numbers between: a boundary where no sample is can make micro-batches smaller.
     inner = range(statistics.lengths[0], statistics.max_length)
-    found = boundaries_by_count(statistics, most=num_buckets, cost=cost, objective="batch-max", token_budget=budget)
+    found = boundaries_by_count(
+        statistics, most=num_buckets, grid=1, cost=cost, objective="batch-max", token_budget=budget
+    )
     assert [len(boundaries) for boundaries in found] == list(range(1, min(num_buckets, len(inner) + 1) + 1))
     for k, boundaries in enumerate(found):
         choices = [(*chosen, statistics.max_length) for chosen in combinations(inner, k)]
@@ -219,6 +222,15 @@ def test_no_other_choice_costs_less_with_batch_max(statistics, budget, num_bucke
         met("a boundary where no sample is", when=not set(boundaries) <= set(statistics.lengths))
     met("a bucket of one micro-batch", when=sum(statistics.counts) * found[0][0] < budget)
     met("quadratic cost", when=cost.quadratic_length is not None)
+
+
+def test_batch_max_takes_costs_that_no_machine_word_holds_whole():
+    # A tenth is a fraction over 2^55: times 50 ** 2 that is beyond 64 bits.
+    statistics, cost = histogram_of({20: 3, 30: 4, 50: 2}), CostModel(quadratic_length=0.1)
+    found = optimise_boundaries(statistics, num_buckets=2, cost=cost, objective="batch-max", token_budget=120)
+    paid = {first: paid_with_batch_max(statistics, (first, 50), 120, cost) for first in range(20, 50)}
+    assert paid[found[0]] == pytest.approx(min(paid.values()), rel=1e-9)
+    assert max(paid.values()) > 1.1 * min(paid.values())
 
 
 @must_meet("a bucket without a sample", "a bucket of one micro-batch")
@@ -244,6 +256,7 @@ def test_padding_efficiency_with_a_budget_is_real_over_expected(statistics, inne
         ([0.5], 1),
         ([0.5, 0.5, 0.5], 1),
         ([0.5, 0.4], 1),
+        ([0.5, 0.9], 1),
         ([0.5, 0.9, 0.95, 1.0], 2),
         ([0.5, 0.6, 0.98, 1.0], 3),
         ([0.5, 0.9, 0.9, 0.7], 2),
@@ -256,16 +269,20 @@ def test_the_knee_lies_farthest_above_the_line_from_first_to_last(efficiencies, 
     assert knee(efficiencies) == expected
 
 
+@pytest.mark.parametrize(("grid", "cost"), [(1, CostModel()), (3, CostModel(quadratic_length=20.0))])
 @pytest.mark.parametrize(("objective", "budget"), [("boundary", None), ("boundary", 400), ("batch-max", 400)])
-def test_auto_takes_the_knee_of_its_own_objective(objective, budget):
-    statistics = histogram_of({10 * i: 1 + (i * 5) % 7 for i in range(1, 13)})
-    rules = {"grid": 1, "cost": CostModel(), "objective": objective, "token_budget": budget}
+def test_auto_takes_the_knee_of_its_own_objective(objective, budget, grid, cost):
+    statistics = histogram_of(dict(zip(range(10, 130, 10), (2, 8, 50, 50, 50, 1, 3, 1, 5, 50, 5, 5), strict=True)))
+    rules = {"grid": grid, "cost": cost, "objective": objective, "token_budget": budget}
     found = boundaries_by_count(statistics, most=boundaries_module.MOST_AUTOMATIC, **rules)
     assert len(found) == (12 if objective == "boundary" else boundaries_module.MOST_AUTOMATIC)
-    expected = budget if objective == "batch-max" else None
-    curve = [padding_efficiency(statistics, boundaries, token_budget=expected) for boundaries in found]
+    curves = [
+        [padding_efficiency(statistics, boundaries, token_budget=expected) for boundaries in found]
+        for expected in (None, 400)
+    ]
+    assert knee(curves[0]) != knee(curves[1])
     chosen = choose_boundaries(statistics, num_buckets="auto", **rules)
-    assert chosen == found[knee(curve) - 1]
+    assert chosen == found[knee(curves[objective == "batch-max"]) - 1]
     assert 1 < len(chosen) < len(found)
     assert choose_boundaries(statistics, num_buckets=5, **rules) == found[4]
     assert optimise_boundaries(statistics, num_buckets=5, **rules) == found[4]
@@ -286,6 +303,13 @@ def test_candidates_of_batch_max_lie_on_a_grid():
     assert all_candidates(histogram_of({170: 1, 176: 1})) == tuple(range(170, 177))
     assert all_candidates(histogram_of({170: 1, 177: 1})) == (170, 172, 174, 176, 177)
     assert all_candidates(histogram_of({171: 1, 353: 1})) == (*range(171, 352, 3), 353)
+
+
+def test_a_grid_of_one_is_told_as_it_is_laid():
+    statistics = histogram_of({171: 1, 353: 1})
+    assert candidate_grid(statistics, 1, "batch-max") == 3
+    assert candidate_grid(statistics, 1, "boundary") == 1
+    assert candidate_grid(statistics, 2, "batch-max") == candidate_grid(statistics, 2, "boundary") == 2
 
 
 def test_among_equal_choices_with_batch_max_the_smaller_split_is_taken():

@@ -15,7 +15,13 @@ from dflash_pipeline.contracts.batching import BatchingSpec, CostModel
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
-from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition, rank_balance
+from dflash_pipeline.planning.diversity import (
+    batch_costs,
+    length_distance,
+    overall_efficiency,
+    pair_repetition,
+    rank_balance,
+)
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from tests.strategies import corpora, costs, met, must_meet, samples_of, spec_of, specs, with_corners
 
@@ -89,25 +95,38 @@ def test_overall_efficiency_is_needed_over_paid(samples, spec, cost):
     assert 0 < found <= 1 + 1e-12
 
 
+def pairs_of(manifest: EpochManifest) -> set[tuple[int, int]]:
+    return {
+        pair
+        for step in range(manifest.num_steps)
+        for batch in manifest.step_batches(step)
+        if not batch.filler
+        for pair in combinations(sorted(batch.sample_ids.tolist()), 2)
+    }
+
+
 @must_meet("some pairs meet again", "no pair at all")
 @with_corners()
 @given(corpora(), specs())
 def test_pair_repetition_counts_pairs_that_meet_again(samples, spec):
-    manifests = epochs(samples, replace(spec, tail="fill"))
-    pairs = [
-        {
-            pair
-            for step in range(manifest.num_steps)
-            for batch in manifest.step_batches(step)
-            if not batch.filler
-            for pair in combinations(sorted(batch.sample_ids.tolist()), 2)
-        }
-        for manifest in manifests
-    ]
-    again = len(pairs[0] & pairs[1])
+    before, after = epochs(samples, spec)
+    pairs = pairs_of(before)
+    again = len(pairs & pairs_of(after))
     met("some pairs meet again", when=again > 0)
-    met("no pair at all", when=not pairs[0])
-    assert pair_repetition(*manifests) == (again / len(pairs[0]) if pairs[0] else 0.0)
+    met("no pair at all", when=not pairs)
+    assert pair_repetition(before, after) == (again / len(pairs) if pairs else 0.0)
+
+
+@pytest.mark.parametrize(("budget_before", "budget"), [(300, 300), (20, 300), (300, 20)])
+def test_pairs_are_counted_where_each_epoch_leaves_out_others(budget_before, budget):
+    samples = samples_of([10] * 70)
+    spec = replace(spec_of("shuffle", slots_per_step=2, boundaries=(10,)), tail="drop")
+    before = build_epoch_manifest(samples, replace(spec, token_budget=budget_before), epoch=0)
+    after = build_epoch_manifest(samples, replace(spec, token_budget=budget), epoch=1)
+    again = len(pairs_of(before) & pairs_of(after))
+    assert again > 0
+    assert set(before.dropped.tolist()) != set(after.dropped.tolist())
+    assert pair_repetition(before, after) == again / len(pairs_of(before))
 
 
 def test_a_perfect_epoch():
@@ -138,6 +157,23 @@ def test_rank_balance_is_what_ranks_pay_over_the_slowest_of_each_step():
     # Ranks hold 1 + 3 and 2 + 4, then 5 + 7 and 6 + 8; with one slot each, the slowest have 4 and 8.
     assert rank_balance(manifest, samples, CostModel(), num_ranks=2) == 36 / (2 * (6 + 14))
     assert rank_balance(manifest, samples, CostModel(), num_ranks=4) == 36 / (4 * (4 + 8))
+
+
+@pytest.mark.parametrize("strategy", ["window", "varlen"])
+def test_costs_of_micro_batches_are_sums_over_their_samples(strategy):
+    lengths = [1 + i * 7919 % 40 for i in range(120)]
+    samples = samples_of(lengths, [length // 2 for length in lengths])
+    manifest, _ = epochs(samples, spec_of(strategy, slots_per_step=4))
+    costs = np.zeros((manifest.num_steps, 4))
+    for step in range(manifest.num_steps):
+        for batch in manifest.step_batches(step):
+            for i in batch.sample_ids.tolist():
+                length = lengths[i] if strategy == "varlen" else batch.padded_length
+                costs[step, batch.slot] += length * (1 + length / 7.0) + 2.5 * (lengths[i] // 2)
+    cost = CostModel(quadratic_length=7.0, anchor_cost=2.5)
+    assert batch_costs(manifest, samples, cost) == pytest.approx(costs, rel=1e-12)
+    slowest = (costs[:, :2] + costs[:, 2:]).max(axis=1)
+    assert rank_balance(manifest, samples, cost, num_ranks=2) == pytest.approx(costs.sum() / (2 * slowest.sum()))
 
 
 def test_one_table_or_many_give_one_distance(monkeypatch):

@@ -32,7 +32,7 @@ SPEC = spec_of(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def found() -> dict[str, StrategyForecast]:
     return {row.name: row for row in forecast(SAMPLES, alternatives(SPEC), chosen="window", time=None)}
 
@@ -79,7 +79,7 @@ def test_without_a_shape_that_fits_there_is_no_static_bucket():
     assert STATIC not in alternatives(replace(SPEC, boundaries=(20_000,)))
 
 
-SMALL = samples_of([1 + i * 7919 % 40 for i in range(300)])
+SMALL = samples_of([0, *(1 + i * 7919 % 40 for i in range(300))])
 ACCUMULATED = replace(
     spec_of("bucket", token_budget=200, slots_per_step=8, boundaries=(10, 20, 40)),
     micro_batches_per_rank=2,
@@ -101,6 +101,7 @@ def test_every_figure_is_of_the_ranks_and_rules_asked_for(strategy):
     base, row = forecast(SMALL, specs, chosen="none", time=time)
     assert not row.chosen
     first, second = (build_epoch_manifest(SMALL, spec, epoch=epoch) for epoch in (0, 1))
+    assert row.num_dropped == first.dropped.size == 1
     assert row.overall_efficiency == overall_efficiency(first, SMALL, spec.cost, num_ranks=4)
     assert row.rank_balance == rank_balance(first, SMALL, spec.cost, num_ranks=4)
     assert row.length_distance == length_distance(first, SMALL)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import MOST_TOKENS, BatchingSpec, CostModel
 from dflash_pipeline.contracts.corpus import SampleLengths
-from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.contracts.errors import ContractBroken, Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.planning import lengths as lengths_module
 from dflash_pipeline.planning.lengths import length_statistics
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from tests.strategies import corpora, met, must_meet, samples_of, spec_of, specs, with_corners
@@ -162,6 +163,8 @@ def test_samples_without_a_token_are_dropped_and_none_at_all_is_refused():
     manifest = build_epoch_manifest(samples_of([0, 0, 7]), spec_of("bucket"), epoch=0)
     assert manifest.dropped.tolist() == [0, 1]
     assert manifest.sample_ids.tolist() == [2]
+    one_token = build_epoch_manifest(samples_of([0, 1, 7]), spec_of("bucket"), epoch=0)
+    assert one_token.dropped.tolist() == [0]
     with pytest.raises(Refused, match="none of 2 samples has a token and fits the budget of 100"):
         build_epoch_manifest(samples_of([0, 0]), spec_of("bucket"), epoch=0)
 
@@ -210,12 +213,25 @@ def test_statistics_leave_out_samples_without_a_token():
     assert (statistics.lengths, statistics.counts) == ((3, 5), (2, 1))
 
 
+def test_statistics_of_lengths_too_long_for_a_table_are_the_same(monkeypatch):
+    samples = samples_of([7, 0, 3, 9, 3, 9, 9], [7, 0, 1, 9, 0, 2, 3])
+    in_a_table = length_statistics(samples)
+    monkeypatch.setattr(lengths_module, "_COUNTED_BELOW", 9)
+    assert length_statistics(samples) == in_a_table
+    assert (in_a_table.lengths, in_a_table.counts, in_a_table.num_supervised_tokens) == ((3, 7, 9), (2, 1, 3), 22)
+
+
+def test_there_are_no_statistics_without_a_token():
+    with pytest.raises(ContractBroken, match="0 unique lengths"):
+        length_statistics(samples_of([0, 0]))
+
+
 @pytest.mark.parametrize(
     ("lengths", "spec", "sentence"),
     [
         (
             [5, 1, 6],
-            spec_of("bucket", boundaries=(2, 5)),
+            spec_of("bucket", boundaries=(2, 3, 5)),
             "batching.boundaries: sample 2 is longer than the last boundary 5; "
             "optimise the boundaries for this snapshot",
         ),

@@ -48,6 +48,7 @@ def test_the_next_longest_sample_is_what_closes_a_micro_batch():
 def test_nothing_to_pack_is_no_micro_batch():
     assert pack_in_order(ints(), token_budget=10).tolist() == []
     assert pack_fixed(0, per_batch=3).tolist() == []
+    assert pack_fixed(0, per_batch=3).dtype == np.int64
 
 
 @given(st.integers(0, 50), st.integers(1, 9))

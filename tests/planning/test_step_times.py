@@ -96,3 +96,43 @@ def test_times_that_depend_on_nothing_are_a_model_of_micro_batches():
     model = fit_time_model(np.full_like(seconds, 0.25), *features)
     assert model.seconds_per_micro_batch + model.seconds_per_cost > 0
     assert model.relative_error < 0.2
+
+
+def test_the_unit_of_time_does_not_matter():
+    seconds, *features = measured(400, linear=2e-5, quadratic=2e-5 / 5000, constant=0.03, noise=1e-4)
+    seconds[::10] *= 2.0  # Less than the others together, and yet ten thousand times the noise.
+    in_seconds, in_microseconds = (fit_time_model(seconds * unit, *features) for unit in (1.0, 1e6))
+    in_megaseconds = fit_time_model(seconds * 1e-6, *features)
+    assert in_seconds.seconds_per_cost == pytest.approx(2e-5, rel=0.01)
+    for model, unit in ((in_microseconds, 1e6), (in_megaseconds, 1e-6)):
+        assert model.cost == in_seconds.cost
+        assert model.seconds_per_cost == pytest.approx(unit * in_seconds.seconds_per_cost, rel=1e-6)
+        assert model.relative_error == pytest.approx(in_seconds.relative_error, rel=1e-3)
+
+
+def test_where_attention_is_nearly_all_its_length_is_one_token():
+    # A tenth of a token, in truth: a cost model needs a length of at least one.
+    model = fit_time_model(*measured(300, linear=1e-9, quadratic=1e-8, constant=0.0))
+    assert model.cost.quadratic_length == 1.0
+
+
+def test_what_grows_ever_slower_is_a_line_with_a_constant():
+    # Both fits with squares would need a negative one.
+    tokens = np.linspace(1000, 9000, 60).reshape(60, 1)
+    seconds = (1.0 + 1e-3 * tokens - 1e-8 * tokens**2)[:, 0]
+    model = fit_time_model(seconds, tokens, tokens**2, np.ones_like(tokens))
+    assert model.cost.quadratic_length is None
+    assert model.seconds_per_micro_batch == pytest.approx(1.0, rel=0.3)
+    assert model.relative_error < 0.02
+
+
+def test_constants_come_back_from_samples_of_a_million_tokens():
+    # Squares are then 10^14 times the number of micro-batches: more than a solver tells apart without scaling.
+    lengths = np.random.default_rng(9).uniform(1e5, 1e6, (400, 1))
+    tokens = np.floor(1e8 / lengths) * lengths
+    squares = tokens * lengths
+    model = fit_time_model(
+        (2e-5 * tokens + 2e-5 / 500_000 * squares + 90.0)[:, 0], tokens, squares, np.ones_like(tokens)
+    )
+    assert model.cost.quadratic_length == 500_000
+    assert model.seconds_per_micro_batch == pytest.approx(90.0, rel=1e-3)

@@ -78,6 +78,20 @@ def test_of_equals_the_first_is_halved():
     assert batches(filled) == [[0, 1], [3, 4, 5], [6, 7, 8], [2]]
 
 
+def test_among_many_equals_the_first_are_halved():
+    # More than a sort that is not stable keeps in order.
+    packing, lengths = packed([3, 2] * 20)
+    filled, _ = fill_steps(packing, lengths, slots(43))
+    assert filled.sizes.tolist() == [2, 2] * 3 + [3, 2] * 17 + [1] * 3
+
+
+def test_halves_are_halved_again():
+    packing, lengths = packed([8])
+    filled, filler = fill_steps(packing, lengths, slots(4))
+    assert batches(filled) == [[0, 1], [4, 5], [2, 3], [6, 7]]
+    assert not filler.any()
+
+
 def test_halves_of_a_static_shape_keep_their_boundary():
     packing, lengths = packed([4, 1])
     packing = one_after_another(packing.sample_ids, packing.sizes, np.array([10, 20]))

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from dflash_pipeline.contracts.batching import CostModel, Strategy
 from dflash_pipeline.contracts.corpus import SampleLengths
 from dflash_pipeline.contracts.manifest import EpochManifest
+from dflash_pipeline.planning.batches import weigh
 from dflash_pipeline.planning.diversity import length_distance, overall_efficiency, pair_repetition
 from dflash_pipeline.planning.keys import Purpose, stream
 from dflash_pipeline.planning.manifest import build_epoch_manifest
+from dflash_pipeline.planning.order import shuffled
 from dflash_pipeline.planning.strategies import STRATEGIES, varlen
 from tests.strategies import MAX_LENGTH, corpora, costs, met, must_meet, samples_of, spec_of
 
@@ -64,6 +66,23 @@ def test_sorted_steps_hold_neighbours_but_for_the_last():
     assert len(ranges) >= 3
     assert manifest.batch_sizes[-1].min() < manifest.batch_sizes[:-1].min()
     assert all(above[0] >= below[1] for below, above in pairwise(ranges))
+
+
+@pytest.mark.parametrize("count", [11, 12, 3, 4])
+def test_sorted_serves_neighbours_and_last_what_fills_no_step_from_anywhere(count):
+    # One sample a micro-batch, so that they are in order of sample id.
+    samples, spec = samples_of([10] * count), spec_of("sorted", token_budget=10, slots_per_step=4)
+    weighed = weigh(STRATEGIES["sorted"].pack(samples, 10, spec, 0), samples, spec)
+    full, rest = divmod(count, 4)
+    places = set()
+    for epoch in range(30):
+        place = int(shuffled(np.arange(full + 1), seed=0, epoch=epoch, purpose=Purpose.SLOTS)[0])
+        left = list(range(place * 4, place * 4 + rest))
+        groups = np.array([m for m in range(count) if m not in left]).reshape(-1, 4)
+        steps = shuffled(np.arange(full), seed=0, epoch=epoch, purpose=Purpose.STEPS)
+        assert STRATEGIES["sorted"].arrange(weighed, spec, epoch).tolist() == [*groups[steps].ravel().tolist(), *left]
+        places.add(place)
+    assert places == set(range(full + 1))
 
 
 def test_sorted_makes_ranks_wait_least():
@@ -213,6 +232,12 @@ def test_varlen_leaves_for_the_next_step_what_has_no_room(quadratic_length):
     assert manifest.num_steps == 6
     assert manifest.filler.sum() == 3
     assert (manifest.batch_sizes == 1).all()
+
+
+def test_varlen_with_linear_cost_has_as_few_steps_as_hold_the_tokens():
+    spec = spec_of("varlen", token_budget=100, slots_per_step=4)
+    manifest = build_epoch_manifest(samples_of([10] * 80), spec, epoch=0)
+    assert manifest.num_tokens.tolist() == [[100] * 4] * 2
 
 
 @must_meet("several micro-batches", "closed by the budget", "closed by the cost", "anchor cost")

@@ -36,10 +36,8 @@ def pack(samples: SampleLengths, longest: int, spec: BatchingSpec, epoch: int) -
         0.0 if spec.cost.quadratic_length is None else 1 / spec.cost.quadratic_length,
         spec.cost.anchor_cost,
     )
-    sizes = np.empty(0, dtype=np.int64)
-    count = _cut(ids, starts, samples.num_tokens, samples.num_supervised, *rules, sizes)
-    sizes = np.empty(count, dtype=np.int64)
-    _cut(ids, starts, samples.num_tokens, samples.num_supervised, *rules, sizes)
+    sizes = np.empty(ids.size, dtype=np.int64)
+    sizes = sizes[: _cut(ids, starts, samples.num_tokens, samples.num_supervised, *rules, sizes)].copy()
     return one_after_another(ids, sizes, samples.num_tokens[ids[starts_of(sizes)]])
 
 
@@ -59,7 +57,7 @@ def _cut(
     anchor_cost: float,
     sizes: Ints,
 ) -> int:
-    """Number of micro-batches; their sizes are written as far as `sizes` has room."""
+    """Number of micro-batches; their sizes go to the front of `sizes`."""
     batches = 0
     for w in range(starts.size - 1):
         at = starts[w]
@@ -76,8 +74,7 @@ def _cut(
                     if grown - target > target - cost:
                         break
                     count, cost = count + 1, grown
-            if batches < sizes.size:
-                sizes[batches] = count
+            sizes[batches] = count
             batches += 1
             at += count
     return batches
