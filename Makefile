@@ -7,8 +7,12 @@ INSTALLED := $(VENV)/.installed
 RECIPE ?= recipes/demo.yaml
 # Without what they depend on: their samplers need no more than is in .venv and the small packages that follow.
 PEERS := trl axolotl speculators datasets accelerate dill multiprocess xxhash
+# Other implementations of DFlash at the versions that docs/oracles.md speaks of, then what they import beyond .venv.
+ORACLES := dflash==0.1.0 specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0 \
+	datasets==5.0.1 dill multiprocess xxhash openai httpx httpcore jiter distro sniffio loguru pydantic-settings
+ORACLES_INSTALLED := .oracle/.installed
 
-.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers
+.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers oracle
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -61,8 +65,16 @@ peers: $(INSTALLED) ## batching side by side with other packages' samplers, whic
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --no-deps --target .peers $(PEERS)
 	PYTHONPATH=.peers $(BIN)/python bench/batching_peers.py
 
+$(ORACLES_INSTALLED): Makefile | $(INSTALLED)
+	rm -rf .oracle
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .oracle $(ORACLES)
+	touch $@
+
+oracle: $(ORACLES_INSTALLED) ## loss, gradients and decoding against other implementations, put into .oracle, apart from .venv
+	PYTHONPATH=.oracle $(BIN)/python -m pytest tests/oracle -m oracle
+
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) .venv-lowest .peers build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest .peers .oracle build dist *.egg-info

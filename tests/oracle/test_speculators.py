@@ -1,0 +1,189 @@
+"""Our export through speculators' converter, and our loss against the forward of what it makes: vLLM's way in.
+
+Their objective is another: labels are the best tokens of the target, a sum is divided by the number of slots, and a
+window is counted from the anchor for all slots of a block. So the texts are the target's own answers, where both kinds
+of labels are one; ours is divided as theirs is; and for sliding layers it is given their window.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dflash_pipeline.evaluation.export import export_drafter, load_drafter
+from dflash_pipeline.model import masks
+from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
+from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
+from dflash_pipeline.model.objective import Objective, micro_batch_loss, planned_weights
+from dflash_pipeline.model.target import FrozenTarget
+from tests.oracle.agreement import assert_same_gradients, assert_same_loss, tapped
+from tests.oracle.packages import oracle
+from tests.tiny_models import MASK_TOKEN, TAPS, strong_drafter, tiny_config, tiny_model
+
+core = oracle("speculators.models.dflash.core")
+converter = oracle("speculators.convert.dflash.converter")
+losses = oracle("speculators.losses")
+
+pytestmark = pytest.mark.oracle
+
+DOCUMENTS = ((9, 24, 8), (8, 15, 5))
+"""Tokens of the prompt and of the answer, and anchors. No block of the first document reaches the second's answer."""
+WINDOW, EPSILON = 12, 1e-5
+DECAY = Objective(weighting="decay", decay=4.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    texts: list[torch.Tensor]
+    supervised: list[torch.Tensor]
+    anchors: list[np.ndarray]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [len(text) for text in self.texts]
+
+    def in_rows(self) -> TrainingBatch:
+        pad = torch.nn.utils.rnn.pad_sequence
+        return TrainingBatch(
+            input_ids=pad(self.texts, batch_first=True),
+            loss_mask=pad(self.supervised, batch_first=True),
+            blocks=blocks_in_rows(self.anchors, self.lengths, width=max(self.lengths)),
+        )
+
+    def in_one_row(self) -> TrainingBatch:
+        return TrainingBatch(
+            input_ids=torch.cat(self.texts)[None],
+            loss_mask=torch.cat(self.supervised)[None],
+            blocks=blocks_in_documents(self.anchors, self.lengths, width=sum(self.lengths)),
+            documents=documents_of(self.lengths),
+        )
+
+
+@pytest.fixture(scope="module")
+def documents(answered) -> Documents:
+    texts = [answered(prompt, answer) for prompt, answer, _ in DOCUMENTS]
+    assert all(len(set(text.tolist())) > 12 for text in texts)
+    supervised = [torch.arange(prompt + answer) >= prompt for prompt, answer, _ in DOCUMENTS]
+    anchors = [
+        sample_anchors(mask.numpy(), share=1.0, most=most, seed=0, epoch=0, sample_id=0)
+        for mask, (_, _, most) in zip(supervised, DOCUMENTS, strict=True)
+    ]
+    return Documents(texts=texts, supervised=supervised, anchors=anchors)
+
+
+@pytest.mark.parametrize("layout", [Documents.in_rows, Documents.in_one_row])
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize(
+    ("objective", "their_objective"),
+    [
+        (DECAY, {"loss": "ce"}),
+        (Objective(weighting="decay", decay=7.0), {"loss": "ce", "gamma": 7.0}),
+        (Objective(weighting="dpace", decay=4.0), {"loss": "ce", "per_position_loss_weight": "dpace"}),
+        (Objective(weighting="decay", decay=4.0, kl=1.0), {"loss": "kl_div"}),
+        (Objective(weighting="decay", decay=4.0, kl=0.3), {"loss": '{"ce": 0.7, "kl_div": 0.3}'}),
+    ],
+    ids=["decay 4", "decay 7", "d-pace", "divergence", "both"],
+)
+def test_loss_and_gradients_are_equal(
+    talking_dir, tmp_path, monkeypatch, documents, layout, window, objective, their_objective
+):
+    theirs = load(convert(tiny_config(window=window), talking_dir, tmp_path))
+    expected = their_loss(theirs, documents, monkeypatch, **their_objective)
+    expected.backward()
+    if window is not None:
+        monkeypatch.setattr(masks, "visible_keys", counted_from_the_anchor)
+    ours = load_drafter(tmp_path / "d")
+    loss = our_loss(ours, talking_dir, layout(documents), objective)
+    loss.backward()
+    assert_same_loss(loss, expected)
+    assert_same_gradients(ours, theirs)
+
+
+def test_our_window_is_another(talking_dir, tmp_path, monkeypatch, documents):
+    """Without this, a window that no slot feels would pass above."""
+    theirs = load(convert(tiny_config(window=WINDOW), talking_dir, tmp_path))
+    expected = their_loss(theirs, documents, monkeypatch, loss="ce")
+    loss = our_loss(load_drafter(tmp_path / "d"), talking_dir, documents.in_rows(), DECAY)
+    assert abs(float(loss.detach()) - float(expected.detach())) > 1e-3
+
+
+def test_the_converter_takes_the_export_whole(talking_dir, tmp_path):
+    config = tiny_config()
+    converted = convert(config, talking_dir, tmp_path)
+    raw = json.loads((converted / "config.json").read_text())
+    assert raw["aux_hidden_state_layer_ids"] == [tap + 1 for tap in TAPS]
+    assert (raw["block_size"], raw["mask_token_id"]) == (config.block_size, MASK_TOKEN)
+    (proposal,) = raw["speculators_config"]["proposal_methods"]
+    assert proposal["speculative_tokens"] == config.block_size - 1
+    ours, theirs = load_file(tmp_path / "d/model.safetensors"), load_file(converted / "model.safetensors")
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def convert(config, target_dir, folder):
+    export_drafter(config, strong_drafter(config).state_dict(), target_dir=target_dir, out=folder / "d", card="")
+    converter.DFlashConverter().convert(folder / "d", folder / "converted", str(target_dir), validate=True)
+    return folder / "converted"
+
+
+def load(converted):
+    """With dense attention: their own kind needs a GPU."""
+    config = core.DFlashSpeculatorConfig.from_pretrained(converted)
+    config.transformer_layer_config._attn_implementation = "eager"
+    return core.DFlashDraftModel.from_pretrained(converted, config=config)
+
+
+def their_loss(module, documents: Documents, monkeypatch, *, loss: str, **settings) -> torch.Tensor:
+    """One packed row: both documents, as much padding as a block, and two places without an anchor."""
+    starts = np.cumsum([0, *documents.lengths[:-1]])
+    anchors = torch.from_numpy(
+        np.concatenate([a + s for a, s in zip(documents.anchors, starts, strict=True)] + [[0, 0]])
+    )
+    keep = torch.arange(len(anchors)) < len(anchors) - 2
+    monkeypatch.setattr(core, "select_anchors", lambda *_: (anchors, keep))
+
+    target = tiny_model(seed=3).eval()
+    last: list[torch.Tensor] = []
+    target.model.layers[-1].register_forward_hook(lambda _m, _i, output: last.append(output[0]))
+    features = [tapped(target, text[None], TAPS)[0] for text in documents.texts]
+    padding = module.block_size
+    _, found, _ = module(
+        hidden_states=packed(features, padding),
+        input_ids=packed(documents.texts, padding),
+        loss_mask=packed(documents.supervised, padding).float(),
+        verifier_last_hidden_states=packed(last, padding),
+        document_ids=packed([torch.full((n,), i) for i, n in enumerate(documents.lengths)], padding, fill=-1),
+        position_ids=packed([torch.arange(n) for n in documents.lengths], padding),
+        loss_config=losses.resolve_loss_config(loss, "eager"),
+        max_anchors=len(anchors),
+        **settings,
+    )
+    return found
+
+
+def packed(parts: list[torch.Tensor], padding: int, *, fill: int = 0) -> torch.Tensor:
+    whole = torch.cat(parts)
+    return torch.cat((whole, whole.new_full((padding, *whole.shape[1:]), fill)))[None]
+
+
+def our_loss(drafter, target_dir, batch: TrainingBatch, objective: Objective) -> torch.Tensor:
+    target = FrozenTarget.load(target_dir, tap_layer_ids=drafter.config.tap_layer_ids)
+    slots = supervised_slots(batch.loss_mask, batch.blocks, block_size=drafter.config.block_size)
+    parts = micro_batch_loss(drafter, target, batch, planned_weights(slots, objective), objective)
+    return parts.loss_sum / (slots.sum() + EPSILON)
+
+
+def counted_from_the_anchor(anchors_RA, limits_RA, *, context, block_size, window):
+    """Their window: slot j sees j + 1 positions more than serving engines let it see."""
+    visible = visible_keys(anchors_RA, limits_RA, context=context, block_size=block_size, window=window)
+    if window is not None:
+        context_C = torch.arange(context.start, context.stop)
+        inside_RAC = (context_C < limits_RA[..., None]) & (context_C >= anchors_RA[..., None] - window)
+        visible[..., : len(context)] = inside_RAC.repeat_interleave(block_size, dim=1)
+    return visible
+
+
+visible_keys = masks.visible_keys
