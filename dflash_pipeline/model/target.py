@@ -119,6 +119,22 @@ class FrozenTarget:
         return keep
 
 
+def check_plain_head(config: PreTrainedConfig, *, where: str) -> None:
+    """Refuse a target that bends its logits after the output head: what is read off the head is not its distribution.
+
+    Greedy answers and cross entropy to text stay right; a divergence from the target's distribution would not.
+    """
+    text = config.get_text_config(decoder=True)
+    bends = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
+    found = [name for name, none in bends.items() if getattr(text, name, none) not in (none, None)]
+    if found:
+        raise Refused(
+            f"the target changes its logits after the output head ({', '.join(found)})",
+            where=where,
+            fix="set training.kl to 0: the text alone can be learned from",
+        )
+
+
 def cut_back(cache: DynamicCache, length: int) -> None:
     """Keep the first `length` positions of a cache."""
     surplus = cache.get_seq_length() - length

@@ -19,6 +19,7 @@ from dflash_pipeline.model.anchors import default_anchor_share
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
 from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.model.objective import Objective, default_decay
+from dflash_pipeline.model.target import check_plain_head
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.features import make_features
@@ -90,6 +91,8 @@ def launch_config(
     recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, *, fresh: bool
 ) -> LaunchConfig:
     drafter = recipe_drafter(recipe)
+    if recipe.training.kl > 0:
+        check_plain_head(load_config(recipe.target.path), where="training.kl")
     settings = training_settings(recipe)
     target = target_fingerprint(recipe.target.path)
     identity = run_fingerprint(plan=plan.fingerprint, target=target, drafter=drafter, settings=settings)

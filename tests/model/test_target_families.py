@@ -19,8 +19,9 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.model.loading import load_causal_lm
-from dflash_pipeline.model.target import FrozenTarget
+from dflash_pipeline.model.target import FrozenTarget, check_plain_head
 from tests.tiny_models import TAPS, tiny_llama, tiny_model
 
 IDS = torch.randint(0, 200, (2, 19), generator=torch.Generator().manual_seed(0))
@@ -121,3 +122,11 @@ def watched(model: PreTrainedModel) -> list[int | str]:
         layer.register_forward_hook(lambda *_, number=number: seen.append(number))
     model.get_output_embeddings().register_forward_hook(lambda *_: seen.append("head"))
     return seen
+
+
+def test_a_target_that_bends_its_logits_is_no_teacher():
+    plain = tiny_model().config
+    check_plain_head(plain, where="training.kl")
+    capped = Gemma3TextConfig(**SHAPE, final_logit_softcapping=30.0)
+    with pytest.raises(Refused, match=r"training\.kl: .*final_logit_softcapping.*set training\.kl to 0"):
+        check_plain_head(capped, where="training.kl")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dflash_pipeline.contracts.errors import refusing
 from dflash_pipeline.model.config import FULL, DrafterConfig, default_tap_layer_ids, drafter_config
+from dflash_pipeline.model.target import check_plain_head
 from dflash_pipeline.stages.preflight.fault import Fault, noted
 from dflash_pipeline.stages.preflight.mask_token import check_mask_token
 from dflash_pipeline.stages.preflight.subject import Subject
@@ -38,6 +39,9 @@ def check_shape(subject: Subject) -> Iterator[Fault]:
     if shape is None:
         return
     faults: list[Fault] = []
+    if subject.recipe.training.kl > 0:
+        with noted(faults):
+            check_plain_head(shape.config, where="training.kl")
     if shape.num_layers > 1:  # Otherwise nothing can be tapped, which `check_taps` says.
         where = str(subject.recipe.target.path / "config.json")
         with (
