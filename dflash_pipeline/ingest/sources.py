@@ -69,7 +69,7 @@ def look_at(source: SourceFile, limits: Limits) -> KnownFile:
     path, name = source.path, shown(source.path)
     if not path.is_file():
         raise Refused("there is no such file", where=name, fix="correct data.sources")
-    _refuse_mapping(source, name)
+    refuse_mapping(source, name)
     fault_point("ingest.before-hash")
     status = path.stat()
     found, error, sha256 = source.format, None, ""
@@ -128,7 +128,8 @@ def _hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def _refuse_mapping(source: SourceFile, name: str) -> None:
+def refuse_mapping(source: SourceFile, name: str) -> None:
+    """Refuse a mapping that names too little of a row to make a conversation, or two ways at once."""
     names = set(source.mapping)
     content = names - {"id", "tools"}
     turns = {"user", "assistant"} <= content <= {"system", "user", "assistant"}

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
 )
 from transformers.utils import logging as transformers_logging
 
 from dflash_pipeline.contracts.errors import Refused, refusing
 from dflash_pipeline.model.target_files import check_target_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 

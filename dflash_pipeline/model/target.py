@@ -9,15 +9,18 @@ import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.model.loading import Dtype, load_causal_lm
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 _GROWING_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of layers whose cache is keys and values by position, and can be cut back after a refused draft."""

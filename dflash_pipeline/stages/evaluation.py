@@ -26,9 +26,10 @@ from dflash_pipeline.faults import fault_point
 from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.model.loading import stop_token_ids
 from dflash_pipeline.recipe import Recipe
+from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.model_card import model_card
-from dflash_pipeline.stages.training import recipe_drafter, training_settings
+from dflash_pipeline.stages.training import training_settings
 from dflash_pipeline.store.files import file_sha256, folder_faults, set_aside
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record, save_record

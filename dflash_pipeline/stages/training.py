@@ -13,15 +13,14 @@ from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
-from dflash_pipeline.ingest.chat import load_tokenizer
 from dflash_pipeline.launch.torchrun import run_ranks
 from dflash_pipeline.model.anchors import default_anchor_share
-from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
 from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.model.objective import Objective, default_decay
 from dflash_pipeline.model.target import check_plain_head
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
+from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.features import make_features
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.layout import Storage
@@ -121,24 +120,6 @@ def launch_config(
         tracking_uri=tracking_uri(storage.root),
         artifact_location=artifact_location(storage.root),
         show_progress=show_bars(),
-    )
-
-
-def recipe_drafter(recipe: Recipe) -> DrafterConfig:
-    """The drafter's shape: what the recipe gives, and otherwise what follows from the target."""
-    wanted, path = recipe.drafter, recipe.target.path
-    config = load_config(path)
-    vocabulary = config.get_text_config(decoder=True).vocab_size
-    mask = wanted.mask_token_id
-    return drafter_config(
-        config,
-        num_layers=wanted.num_layers,
-        block_size=wanted.block_size,
-        tap_layer_ids=tuple(wanted.tap_layer_ids) if wanted.tap_layer_ids is not None else None,
-        mask_token_id=default_mask_token_id(load_tokenizer(path), vocabulary) if mask is None else mask,
-        intermediate_size=wanted.intermediate_size,
-        layer_types=tuple(wanted.layer_types) if wanted.layer_types is not None else None,
-        sliding_window=wanted.sliding_window,
     )
 
 

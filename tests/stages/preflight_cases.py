@@ -50,3 +50,8 @@ def spoiled_target(folder: Path, *, config: dict[str, Any] | None = None, **file
         else:
             path.write_text(text, encoding="utf-8")
     return {"path": str(copy)}
+
+
+def only(found: tuple[Fault, ...]) -> Fault:
+    assert len(found) == 1, [str(fault) for fault in found]
+    return found[0]

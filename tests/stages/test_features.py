@@ -11,9 +11,9 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages import features as features_module
+from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.features import make_features
 from dflash_pipeline.stages.tokens import open_tokens
-from dflash_pipeline.stages.training import recipe_drafter
 from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.files import folder_faults
 from dflash_pipeline.training.collate import AnchorRule, Collator

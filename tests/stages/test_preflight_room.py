@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from dflash_pipeline.model.zlab_json import zlab_tensor_shapes
+from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.preflight import Machine, look_over
 from dflash_pipeline.stages.preflight import machine as machine_module
 from dflash_pipeline.stages.preflight.machine import control_group_room, gib, this_machine
-from dflash_pipeline.stages.training import recipe_drafter
 from dflash_pipeline.store.layout import Storage
 from tests.stages.preflight_cases import ROOMY, faults, recipe
 

@@ -18,7 +18,7 @@ from dflash_pipeline.ingest.formats import detect_format, read_rows
 from dflash_pipeline.ingest.limits import Limits
 from dflash_pipeline.ingest.rows import BadRow, RowError
 from dflash_pipeline.ingest.shapes import unfold
-from dflash_pipeline.ingest.sources import SourceFile, expand, shown
+from dflash_pipeline.ingest.sources import SourceFile, expand, refuse_mapping, shown
 from dflash_pipeline.ingest.tokenise import Tokeniser
 from dflash_pipeline.ingest.unpack import FileUnreadable
 
@@ -87,9 +87,11 @@ class SourceSample:
 def sample_source(source: SourceFile, limits: Limits, effort: Effort, tokenise: Tokeniser | None) -> SourceSample:
     """Read and tokenise first rows of a source. Without a tokeniser no row gives tokens.
 
-    Raises `Refused` for what would stop ingestion: no such file, a pattern without a match, an unknown format.
+    Raises `Refused` for what would stop ingestion: no such file, a pattern without a match, an unknown format, a mapping
+    that makes no conversation.
     """
     files = expand([source])
+    refuse_mapping(source, shown(source.path))
     num_bytes = sum(_size(file) for file in files)
     chosen = sorted({0, len(files) // 2, len(files) - 1})
     said: list[Turns | PromptOnly | Reason] = []

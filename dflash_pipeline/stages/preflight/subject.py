@@ -10,12 +10,12 @@ from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id
 from dflash_pipeline.model.zlab_json import zlab_tensor_shapes
 from dflash_pipeline.recipe import Data, Recipe
 from dflash_pipeline.stages.conversations import reading_rules, source_files
+from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.preflight.fault import Fault, noted
 from dflash_pipeline.stages.preflight.machine import Machine
 from dflash_pipeline.stages.preflight.sample import FILES, Effort, SourceSample, sample_source
 from dflash_pipeline.stages.preflight.target import Target, read_target
 from dflash_pipeline.stages.tokens import token_rule
-from dflash_pipeline.stages.training import recipe_drafter
 from dflash_pipeline.store.layout import Storage
 
 _FLOAT = 4
