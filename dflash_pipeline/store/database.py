@@ -136,10 +136,12 @@ class Database:
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _closed_in(self, connection: Connection) -> Connection:
-        """The same, with no way to other files than the manifests; neither setting can be taken back."""
+        """The same, silent and with no way to other files than the manifests, which cannot be taken back."""
         manifests = str(self.path.parent.resolve() / "plans") + "/"
         connection.execute("SET allowed_directories = ?", [[manifests]])
         connection.execute("SET enable_external_access = false")
+        # It goes to standard output, which holds nothing but the answer.
+        connection.execute("SET enable_progress_bar_print = false")
         return connection
 
     def _held(self, message: str) -> Refused:

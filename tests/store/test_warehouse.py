@@ -34,6 +34,7 @@ from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.manifest import EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.run import Attempt, RunRecord
+from dflash_pipeline.store.database import Database
 from dflash_pipeline.store.ingestions import IngestionDraft
 from dflash_pipeline.store.warehouse import Warehouse
 
@@ -546,3 +547,12 @@ def test_sql_is_never_put_together() -> None:
                 assert isinstance(node.args[0], ast.Constant | ast.Name), f"{path.name} line {node.lineno}"
             assert not (isinstance(node.args[0], ast.JoinedStr) and node.func.attr == "execute")
     assert checked > 20
+
+
+def test_a_long_query_prints_nothing(tmp_path, capfd):
+    """DuckDB would draw a bar on standard output, into the middle of an answer in JSON."""
+    with Database(tmp_path / "warehouse.duckdb", wait_seconds=1).connection() as connection:
+        connection.execute("SET progress_bar_time = 1")
+        query = "SELECT count(*) FROM range(20000000) a(i), range(20) b(j) WHERE (i * j) % 7 = 3"
+        connection.execute(query).fetchall()
+    assert capfd.readouterr() == ("", "")

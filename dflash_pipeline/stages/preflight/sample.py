@@ -87,8 +87,8 @@ class SourceSample:
 def sample_source(source: SourceFile, limits: Limits, effort: Effort, tokenise: Tokeniser | None) -> SourceSample:
     """Read and tokenise first rows of a source. Without a tokeniser no row gives tokens.
 
-    Raises `Refused` for what would stop ingestion: no such file, a pattern without a match, an unknown format, a mapping
-    that makes no conversation.
+    Raises `Refused` for what would stop ingestion: no such file, a pattern without a match, an unknown format, a
+    mapping that makes no conversation.
     """
     files = expand([source])
     refuse_mapping(source, shown(source.path))
