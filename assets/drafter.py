@@ -40,7 +40,8 @@ def trained_drafter(
     trained = found or _train(context, workbench, config, token_sequences, run_plan)
     reused = found is not None
     context.log.info(
-        f"training: loss {trained.first_loss:.3f} to {trained.last_loss:.3f} in {trained.total_steps:,} steps, "
+        f"training: loss {trained.first_loss:.3f} to {trained.last_loss:.3f} in "
+        f"{of_total(trained.steps_done, trained.total_steps)} steps, "
         f"{trained.useful_tokens_per_second:,.0f} tokens/s{' (finished before, reused)' if reused else ''}"
     )
     return dg.MaterializeResult(
@@ -48,7 +49,8 @@ def trained_drafter(
         data_version=dg.DataVersion(trained.run),
         metadata={
             "run": trained.run,
-            "steps": count(trained.total_steps),
+            "steps": count(trained.steps_done),
+            "planned_steps": count(trained.total_steps),
             "ranks": count(trained.num_ranks),
             "first_loss": number(trained.first_loss),
             "last_loss": number(trained.last_loss),
@@ -60,6 +62,11 @@ def trained_drafter(
             "reused": reused,
         },
     )
+
+
+def of_total(done: int, total: int) -> str:
+    """Fewer than all only where the recipe limits them."""
+    return f"{total:,}" if done == total else f"{done:,} of {total:,}"
 
 
 def _train(
@@ -86,7 +93,7 @@ def _train(
             fresh=config.fresh,
             environment=session.get_bootstrap_env_vars(),
         )
-        return train_drafter(workbench.recipe, workbench.storage, snapshot, plan, launch)
+        return train_drafter(workbench.recipe, workbench.storage, snapshot, plan, launch, tell=context.log.info)
 
 
 @dg.asset(group_name="evaluation", kinds={"huggingface"}, pool=WAREHOUSE)

@@ -121,8 +121,10 @@ class Batching(Section):
 class Drafter(Section):
     """The shape of the small model. What is not given follows the target."""
 
-    num_layers: int = Field(5, ge=1)
-    block_size: int = Field(16, ge=2, description="Tokens of a block: the anchor and what is drafted after it.")
+    num_layers: int = Field(5, ge=1, le=256)
+    block_size: int = Field(
+        16, ge=2, le=4096, description="Tokens of a block: the anchor and what is drafted after it."
+    )
     tap_layer_ids: list[Annotated[int, Field(ge=0)]] | None = Field(
         None, description="Target layers (0-based) whose outputs feed the drafter; null for the evenly spaced rule."
     )
@@ -147,21 +149,21 @@ class Training(Section):
     )
     threads_per_rank: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
-    learning_rate: float = Field(6e-4, gt=0)
+    learning_rate: float = Field(6e-4, gt=0, le=10)
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup_fraction: float = Field(0.04, ge=0, lt=1)
     end_fraction: float = Field(0.0, ge=0, le=1, description="Share of the learning rate in the last step.")
     max_gradient_norm: float = Field(1.0, gt=0)
     anchor_share: float | None = Field(
-        None, gt=0, le=1, description="Blocks trained a supervised token; null for 2 / block_size."
+        None, ge=1e-6, le=1, description="Blocks trained a supervised token; null for 2 / block_size."
     )
     anchors_per_sample: int = Field(512, ge=1, description="Most blocks trained in one sample and epoch.")
     weighting: Literal["decay", "dpace"] = Field(
         "decay", description="Weights of a block's slots: fixed decay, or D-PACE, by what the drafter gets right."
     )
     decay: float | None = Field(
-        None, gt=0, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size."
+        None, ge=0.01, description="Gamma of the slot weights exp(-(j-1)/gamma); null for 7, 5 or 4 by block size."
     )
     dpace_smoothing: float = Field(0.5, ge=0, le=1, description="D-PACE's alpha.")
     kl: float = Field(
@@ -175,7 +177,7 @@ class Training(Section):
         30.0, gt=0, description="And when so much time has passed; null for never."
     )
     max_steps: int | None = Field(
-        None, ge=1, description="Stop after this many steps of the run, with a checkpoint; null for its end."
+        None, ge=1, lt=2**63, description="Stop after this many steps of the run, with a checkpoint; null for its end."
     )
     feature_cache_gib: float | None = Field(
         None,
@@ -183,7 +185,7 @@ class Training(Section):
         description="Keep the target's features of all training samples on disk, up to so many GiB; null for none.",
     )
     step_timeout_seconds: float = Field(
-        900.0, gt=0, description="A rank without progress for so long ends the run and says where it stands."
+        900.0, ge=1, le=1e7, description="A rank without progress for so long ends the run and says where it stands."
     )
 
     @model_validator(mode="after")
@@ -229,12 +231,17 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
-        if self.batching.slots_per_step % self.training.num_ranks:
+        slots = self.batching.slots_per_step
+        if slots % self.training.num_ranks:
             raise ValueError(
-                f"training.num_ranks {self.training.num_ranks} does not divide batching.slots_per_step "
-                f"{self.batching.slots_per_step}; each rank needs the same number of micro-batches in a step"
+                f"training.num_ranks {self.training.num_ranks} does not divide batching.slots_per_step {slots}; each "
+                f"rank needs the same number of micro-batches in a step: use one of {_divisors(slots)}"
             )
         return self
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, min(number, 4096) + 1) if number % n == 0]
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -38,7 +40,7 @@ class Answer:
 @contextmanager
 def answering(*, as_json: bool, debug: bool = False) -> Iterator[Answer]:
     """Run a command's body. Whatever error leaves it ends the program with its exit code, one sentence or JSON."""
-    with _kept_for_the_answer(as_json) as out:
+    with _kept_for_the_answer(as_json) as out, _stopped_in_order():
         answer = Answer(out=out, as_json=as_json)
         try:
             yield answer
@@ -54,6 +56,19 @@ def answering(*, as_json: bool, debug: bool = False) -> Iterator[Answer]:
             ours = as_our_error(error)
             report_error(ours.as_json(), known=answer.known, as_json=as_json, out=out)
             raise typer.Exit(ours.exit_code) from None
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """SIGTERM is answered as Ctrl-C is: what the command has started ends first, and then the command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 INTERRUPTED = {"what": "interrupted", "where": "", "fix": "the same command goes on where it stopped"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -73,7 +74,7 @@ def train(
 
         from dflash_pipeline.stages.training_alone import train_alone
 
-        made, line = train_alone(recipe, overrides or [], fresh=fresh)
+        made, line = train_alone(recipe, overrides or [], fresh=fresh, tell=partial(print, file=sys.stderr))
         print(" ".join(line), file=sys.stderr)
         answer.say(asdict(made.record) | {"reused": made.reused}, lambda: _show_trained(asdict(made.record)))
 
@@ -136,4 +137,7 @@ def _add_trained(table: Any, found: dict[str, Any]) -> None:
 
 
 def _show_trained(trained: dict[str, Any]) -> None:
-    print(f"run {trained['run']}: loss {trained['first_loss']:.3f} to {trained['last_loss']:.3f}, {trained['run_dir']}")
+    done, total = trained["steps_done"], trained["total_steps"]
+    limited = "" if done == total else f", stopped at training.max_steps: {done:,} of {total:,} steps"
+    losses = f"loss {trained['first_loss']:.3f} to {trained['last_loss']:.3f}"
+    print(f"run {trained['run']}: {losses}, {trained['run_dir']}{limited}")

@@ -19,6 +19,8 @@ from torch.distributed.run import main as torchrun
 
 from dflash_pipeline.launch.lifeline import LIFELINE_VARIABLE, leave_when_let_go
 
+STOPPED = 128 + signal.SIGTERM
+"""How a rank ends that was asked to stop, with a checkpoint."""
 LEAVE_SECONDS = 40.0
 """More than ranks are given to save and leave, and than torchrun takes to kill those that do not."""
 
@@ -30,6 +32,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         torchrun(list(arguments))
     except ChildFailedError as error:
+        endings = {failure.exitcode for failure in error.failures.values()}
+        # Asked to stop, one rank or all: they have saved. Who has not left by then hears torchrun's own SIGTERM.
+        if STOPPED in endings and endings <= {STOPPED, -signal.SIGTERM}:
+            return STOPPED
         _name_killed(Path(arguments[-1]).parent, error.failures)
         return 1  # torchrun has logged which rank and how it ended, and the rank itself why.
     except SignalException as request:

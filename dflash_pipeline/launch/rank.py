@@ -115,7 +115,7 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
             tracker.end("failed")
             raise
         watch.stop()
-        tracker.end("finished" if outcome.finished else "killed")
+        tracker.end("finished" if outcome.finished else "killed" if outcome.asked_to_stop else "limited")
         return _exit_code(outcome)
 
 

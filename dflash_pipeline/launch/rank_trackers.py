@@ -78,7 +78,13 @@ class PipesLog:
         pass
 
     def end(self, status: EndStatus) -> None:
-        self.pipes.log.info(f"training {status}")
+        told: dict[EndStatus, str] = {
+            "finished": "finished",
+            "limited": "stopped at training.max_steps",
+            "failed": "failed",
+            "killed": "stopped on request",
+        }
+        self.pipes.log.info(f"training {told[status]}")
 
 
 class RunBook:
@@ -112,7 +118,12 @@ class RunBook:
         pass
 
     def end(self, status: EndStatus) -> None:
-        ended: dict[EndStatus, AttemptStatus] = {"finished": "finished", "failed": "failed", "killed": "stopped"}
+        ended: dict[EndStatus, AttemptStatus] = {
+            "finished": "finished",
+            "limited": "stopped",
+            "failed": "failed",
+            "killed": "stopped",
+        }
         self.attempt = replace(self.attempt, status=ended[status])
         fault_point("run.before-end")
         self._write()

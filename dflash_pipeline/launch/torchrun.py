@@ -15,6 +15,8 @@ from dflash_pipeline.training.event_log import last_step
 AGENT_MODULE = "dflash_pipeline.launch.agent"
 RANK_MODULE = "dflash_pipeline.launch.rank"
 LAST_LINES = 20
+STOPPED = 128 + signal.SIGTERM
+"""What torchrun's process ends with when ranks were asked to stop, and have saved."""
 
 
 def torchrun_command(config: Path, *, num_ranks: int) -> list[str]:
@@ -69,6 +71,12 @@ def _threads(count: int) -> dict[str, str]:
 
 
 def _failure(run_dir: Path, exit_code: int) -> Failed:
+    if exit_code == STOPPED:
+        return Failed(
+            f"the ranks were asked to stop, and did so with a checkpoint {_reached(run_dir)}",
+            where=str(run_dir),
+            fix="start the same run again: it goes on from there",
+        )
     return Failed(
         f"the ranks ended with {_ending(exit_code)}, {_reached(run_dir)}; {_first_error(run_dir)}",
         where=str(run_dir),

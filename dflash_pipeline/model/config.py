@@ -93,7 +93,7 @@ class DrafterConfig:
         taps = self.tap_layer_ids
         if not taps or any(b <= a for a, b in pairwise(taps)):
             raise ContractBroken(
-                f"tap layers {list(taps)}",
+                f"tap layers {list(taps)} are {'none' if not taps else 'repeated or not ascending'}",
                 where="drafter.tap_layer_ids",
                 fix="give layer numbers, ascending without repeats",
             )
@@ -109,15 +109,21 @@ class DrafterConfig:
         unknown = sorted(set(self.layer_types) - {FULL, SLIDING})
         if unknown or len(self.layer_types) != self.num_layers:
             raise ContractBroken(
-                f"layer types {list(self.layer_types)} for {self.num_layers} layers",
+                f"layer types {list(self.layer_types)} are not one for each of {self.num_layers} layers",
                 where="drafter.layer_types",
                 fix=f"give {FULL} or {SLIDING} for each layer",
             )
         if SLIDING in self.layer_types and (self.sliding_window is None or self.sliding_window < 1):
             raise ContractBroken(
-                f"sliding layers with a window of {self.sliding_window}",
+                f"sliding layers without a window ({self.sliding_window})",
                 where="drafter.sliding_window",
                 fix="give the window in positions, at least 1",
+            )
+        if SLIDING not in self.layer_types and self.sliding_window is not None:
+            raise ContractBroken(
+                f"a window of {self.sliding_window} and no layer that slides",
+                where="drafter.sliding_window",
+                fix=f"set drafter.layer_types to {SLIDING} where it is to hold, or leave the window out",
             )
 
 

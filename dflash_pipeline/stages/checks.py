@@ -41,9 +41,14 @@ def check_token_budget(storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan
     """No micro-batch's padded tokens exceed the budget, measured with the snapshot's own lengths."""
 
     def look(manifest: EpochManifest, samples: SampleLengths) -> str | None:
-        longest = np.maximum.reduceat(samples.num_tokens[manifest.sample_ids], manifest.offsets[:-1])
+        # Rows are padded to the longest of them; documents share one row, which holds them all.
+        documents = manifest.layout == "documents"
+        needed = (np.add if documents else np.maximum).reduceat(
+            samples.num_tokens[manifest.sample_ids], manifest.offsets[:-1]
+        )
         padded = manifest.padded_length.ravel()
-        short, over = longest > padded, np.diff(manifest.offsets) * padded > plan.spec.token_budget
+        rows = 1 if documents else np.diff(manifest.offsets)
+        short, over = needed > padded, rows * padded > plan.spec.token_budget
         if not (short | over).any():
             return None
         step, slot = divmod(int((short | over).argmax()), manifest.slots_per_step)

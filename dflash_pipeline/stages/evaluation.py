@@ -56,7 +56,9 @@ def make_export(
     recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, trained: TrainedDrafter
 ) -> Made[ExportedDrafter]:
     """The drafter in z-lab's form, with tokenizer and card; reused when whole and holding the run's weights."""
-    out = storage.exports / Path(trained.run_dir).name
+    # What a limited run has reached is no older state of what it reaches later: it stays, under a name of its own.
+    reached = "" if trained.steps_done == trained.total_steps else f"-step-{trained.steps_done:07d}"
+    out = storage.exports / f"{Path(trained.run_dir).name}{reached}"
     weights = load_file(Path(trained.checkpoint) / "model.safetensors")
     if out.exists() and (folder_faults(out) or not _holds(out, weights)):
         set_aside(out)

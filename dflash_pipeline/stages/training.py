@@ -22,6 +22,7 @@ from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.features import make_features
+from dflash_pipeline.stages.progress import Tell
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import load_plan, plan_folder
@@ -57,12 +58,21 @@ def finished_drafter(
 
 
 def train_drafter(
-    recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, launch: Launch
+    recipe: Recipe,
+    storage: Storage,
+    snapshot: CorpusSnapshot,
+    plan: RunPlan,
+    launch: Launch,
+    *,
+    tell: Tell = logger.info,
 ) -> TrainedDrafter:
-    """Train to the plan's end with torchrun, from the newest whole checkpoint if there is one."""
+    """Train to the plan's end with torchrun, from the newest whole checkpoint if there is one.
+
+    `tell` hears what goes before the ranks start.
+    """
     check_world_size(launch.num_ranks, plan.spec.slots_per_step)
     config = launch_config(recipe, storage, snapshot, plan, fresh=launch.fresh)
-    features = make_features(recipe, storage, snapshot, target=config.target, drafter=config.drafter)
+    features = make_features(recipe, storage, snapshot, target=config.target, drafter=config.drafter, tell=tell)
     config = replace(config, features_dir=None if features is None else str(features))
     load_plan(Path(config.plan_dir), config.plan)  # Refused here, not by every rank, when the plan is gone.
     run_dir = Path(config.run_dir)
@@ -201,7 +211,13 @@ def _settle(storage: Storage, config: LaunchConfig, status: EndStatus) -> None:
 
 def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
     record = load_record(run_dir / "run.json", RunRecord)
-    steps = {e["global_step"]: e for e in read_events(run_dir / "events.jsonl") if e["kind"] == "step"}
+    # Steps beyond the last one were done by an attempt whose checkpoints are gone.
+    reached = record.attempts[-1].last_step if record.attempts else 0
+    steps = {
+        e["global_step"]: e
+        for e in read_events(run_dir / "events.jsonl")
+        if e["kind"] == "step" and e["global_step"] <= reached
+    }
     checkpoint = newest_whole_checkpoint(run_dir / "checkpoints")
     if checkpoint is None or not steps:
         raise Failed(

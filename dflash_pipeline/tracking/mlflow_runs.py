@@ -20,7 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from dflash_pipeline.training.tracker import EndStatus
 
 RunStatus = Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
-STATUS: dict[EndStatus, RunStatus] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+STATUS: dict[EndStatus, RunStatus] = {
+    "finished": "FINISHED",
+    "limited": "KILLED",  # MLflow knows no other word for a run that is to go on.
+    "failed": "FAILED",
+    "killed": "KILLED",
+}
 
 ATTEMPTS = "attempts"
 """Tag of a run: how often it was opened."""

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from tqdm import tqdm
 
-from dflash_pipeline.contracts.errors import Failed
+from dflash_pipeline.contracts.errors import Failed, Refused
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
@@ -124,6 +124,12 @@ class Trainer:
         """Run to the plan's end or to the limit of steps, or until some rank is asked to stop."""
         done, stopped = self.start, False
         last = min(self.plan.total_steps, self.config.max_steps or self.plan.total_steps)
+        if done > last:
+            raise Refused(
+                f"the run stands at step {done} of {self.plan.total_steps} already",
+                where="training.max_steps",
+                fix=f"raise it above {done}, leave it out, or start over beside the run with --fresh",
+            )
         try:
             with self._bar() as bar:
                 while done < last and not stopped:
@@ -204,7 +210,8 @@ class Trainer:
                 f"loss or gradient was not finite in {self.skipped_in_a_row} steps in a row (loss {result.loss}, "
                 f"gradient norm {result.gradient_norm})",
                 where=f"epoch {manifest.epoch} step {prepared.step}",
-                fix="lower training.learning_rate, or take out the step's samples (they are with the spike in MLflow)",
+                fix="start another run with a lower training.learning_rate, or without the samples of the step, "
+                "which are with its spike in MLflow",
             )
 
     def _save(self, done: GlobalStep) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import fields
 from pathlib import Path
 
@@ -10,8 +11,16 @@ from torch import nn
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.training.checkpoint import CheckpointState, load_checkpoint, load_state, newest_whole_checkpoint
+from dflash_pipeline.training.checkpoint import (
+    CheckpointState,
+    list_checkpoints,
+    load_checkpoint,
+    load_state,
+    newest_whole_checkpoint,
+)
 from dflash_pipeline.training.settings import LaunchConfig
+
+logger = logging.getLogger(__name__)
 
 
 def resume(
@@ -23,6 +32,8 @@ def resume(
     """
     newest = newest_whole_checkpoint(checkpoints)
     if newest is None:
+        if damaged := list_checkpoints(checkpoints):
+            logger.warning("no checkpoint of %s is whole: the run starts over at its first step", len(damaged))
         return None
     state = load_state(newest)
     if (state.run, state.plan) != (config.run, plan.fingerprint):

@@ -8,7 +8,8 @@ from typing import Literal, Protocol
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
 
 Params = Mapping[str, str | int | float | bool]
-EndStatus = Literal["finished", "failed", "killed"]
+EndStatus = Literal["finished", "limited", "failed", "killed"]
+"""`limited`: at the recipe's own limit of steps, in good order."""
 
 
 class Tracker(Protocol):

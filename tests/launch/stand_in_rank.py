@@ -31,6 +31,8 @@ if config.stem == "killed" and rank == 0:
     rank_error_path(config.parent, rank=rank).write_text("the connection was closed by its peer")
 if config.stem == "killed" and rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
+if config.stem == "stopped":
+    sys.exit(143)
 if config.stem in ("waits", "deaf", "killed", "refuses"):
     (config.parent / f"pid-{os.getpid()}").touch()
     time.sleep(60)

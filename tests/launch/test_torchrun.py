@@ -122,3 +122,11 @@ def test_a_killed_rank_is_named_with_the_step_the_run_had_reached(tmp_path: Path
     assert "killed-rank-1.txt says: rank 1 was killed by SIGKILL from outside: look for lack of memory" in str(
         caught.value
     )
+
+
+def test_ranks_that_were_asked_to_stop_have_not_failed_for_want_of_memory(tmp_path: Path):
+    """As when SIGTERM reaches one rank, and all save and leave."""
+    with pytest.raises(Failed) as caught:
+        run(tmp_path / "stopped.json")
+    assert caught.value.what.startswith("the ranks were asked to stop, and did so with a checkpoint before the first")
+    assert "memory" not in str(caught.value)

@@ -43,7 +43,7 @@ def test_the_demo_has_no_fault_and_nothing_is_written(tmp_path: Path) -> None:
         ("drafter", {"tap_layer_ids": None, "num_layers": 3}, "drafter.tap_layer_ids", "rule", "[0, 1, 2]"),
         ("drafter", {"tap_layer_ids": None, "num_layers": 5}, "drafter.tap_layer_ids", "rule", "[0, 1, 2]"),
         ("drafter", {"block_size": 2000}, "drafter.block_size", "1024 positions", "fits"),
-        ("drafter", {"layer_types": ["full_attention"] * 2}, "drafter.layer_types", "for 1 layers", "each layer"),
+        ("drafter", {"layer_types": ["full_attention"] * 2}, "drafter.layer_types", "each of 1 layers", "each layer"),
         ("drafter", {"layer_types": ["sliding_attention"]}, "drafter.sliding_window", "None", "at least 1"),
         ("data", {"validation_fraction": 0.0}, "evaluation.prompts", "holds no conversation out", "file of prompts"),
         ("batching", {"token_budget": 100}, "batching.token_budget", "192 tokens", "at least 192"),

@@ -179,3 +179,10 @@ def test_a_mapping_that_makes_no_conversation(tmp_path: Path, answered: bool) ->
     data = {"sources": [{**source, "map": {"user": "question"}}]}
     found = faults(tmp_path, data=data, responses={"enabled": answered})
     assert any("map names user" in fault.what for fault in found)
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(1e-6, True), (1.0, False)])
+def test_features_that_are_to_be_kept(tmp_path: Path, limit: float, refused: bool) -> None:
+    data = with_rows(tmp_path, "rows.jsonl", [chat(n) for n in range(40)])
+    found = faults(tmp_path, data=data, training={"feature_cache_gib": limit})
+    assert [fault.where for fault in found] == (["training.feature_cache_gib"] if refused else [])

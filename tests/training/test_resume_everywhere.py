@@ -109,7 +109,21 @@ def test_a_limit_on_steps_ends_with_a_checkpoint_at_that_step(tmp_path):
     assert (limited.outcome.last_step, limited.outcome.finished, limited.outcome.asked_to_stop) == (3, False, False)
     assert [path.name for path in list_checkpoints(tmp_path / "run" / "checkpoints")] == [checkpoint_name(3)]
     assert train(replace(toy, max_steps=3), run_dir=tmp_path / "run").recorder.steps == []
+    with pytest.raises(
+        Refused, match=r"training\.max_steps: the run stands at step 3 of \d+ already; raise it above 3"
+    ):
+        train(replace(toy, max_steps=2), run_dir=tmp_path / "run")
     rest = train(toy, run_dir=tmp_path / "run")
     # The learning rate looked to the plan's end all along.
     assert limited.recorder.losses + rest.recorder.losses == whole.recorder.losses
     assert all(torch.equal(rest.weights[name], whole.weights[name]) for name in whole.weights)
+
+
+def test_without_a_whole_checkpoint_it_says_that_it_starts_over(tmp_path, caplog):
+    toy = write_toy(tmp_path, lengths=LENGTHS, spec=SPEC, epochs=1)
+    train(toy, run_dir=tmp_path / "run", stop_after=2)
+    [saved] = list_checkpoints(tmp_path / "run" / "checkpoints")
+    (saved / "state.json").write_text("half")
+    again = train(toy, run_dir=tmp_path / "run", stop_after=1)
+    assert again.outcome.first_step == 0
+    assert "no checkpoint of 1 is whole: the run starts over at its first step" in caplog.text

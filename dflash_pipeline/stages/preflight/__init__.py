@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.preflight.batching import check_batching, check_lengths, check_ranks
-from dflash_pipeline.stages.preflight.disk import check_disk, disk_needs
+from dflash_pipeline.stages.preflight.disk import check_disk, check_features, disk_needs
 from dflash_pipeline.stages.preflight.drafter import check_shape, check_taps, check_whole_drafter
 from dflash_pipeline.stages.preflight.fault import Fault, refuse
 from dflash_pipeline.stages.preflight.machine import Machine, gib, this_machine
@@ -43,7 +43,7 @@ OF_TRAINING: tuple[Check, ...] = (
     check_shared_memory,
     check_port,
 )
-OF_DATA: tuple[Check, ...] = (check_sources, check_coverage, check_prompts, check_lengths)
+OF_DATA: tuple[Check, ...] = (check_sources, check_coverage, check_prompts, check_lengths, check_features)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,7 +55,28 @@ def disk_needs(subject: Subject) -> dict[str, int]:
         # Weights and two moments.
         "checkpoints": max(3 * subject.drafter_bytes * num_checkpoints - held["checkpoints"], 0),
         "export": subject.drafter_bytes,
+        "features": max(_feature_bytes(subject) - held["features"], 0),
     }
+
+
+def check_features(subject: Subject) -> Iterator[Fault]:
+    """Features that are to be kept stay below the recipe's limit."""
+    limit, needed = subject.recipe.training.feature_cache_gib, _feature_bytes(subject)
+    if limit is not None and needed > limit * 2**30:
+        yield Fault(
+            where="training.feature_cache_gib",
+            what=f"the features of the training samples take about {gib(needed)}, and the limit is {limit:g} GiB",
+            fix="raise it, or leave it out: features are then computed in every step",
+        )
+
+
+def _feature_bytes(subject: Subject) -> int:
+    """About what the kept features take; 0 when none are to be kept."""
+    drafter, recipe = subject.drafter, subject.recipe
+    if recipe.training.feature_cache_gib is None or drafter is None:
+        return 0
+    width = len(drafter.tap_layer_ids) * drafter.hidden_size
+    return width * sum(_token_bytes(sample, _num_rows(sample, recipe)) for sample in subject.samples)
 
 
 def _num_rows(sample: SourceSample, recipe: Recipe) -> int:
@@ -84,6 +105,7 @@ def _held(recipe: Recipe, storage: Storage) -> Mapping[str, int]:
     return {
         "conversations": _size(storage.warehouse) if storage.record(recipe.name, "conversations").exists() else 0,
         "snapshot": _size(storage.snapshots / snapshot) if isinstance(snapshot, str) else 0,
+        "features": _size(storage.features),
         "checkpoints": 0 if newest is None else _size(newest / "checkpoints"),
     }
 
