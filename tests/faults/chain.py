@@ -23,8 +23,8 @@ JUDGED = (
     *("snapshots/**/*", "plans/**/*"),
     *("exports/*/model.safetensors", "exports/*/config.json", "runs/*/checkpoints/*/model.safetensors"),
 )
-A_RANK_WAS_KILLED = "a rank killed from outside cannot"
-"""Of the launcher's sentence for ranks that ended without a word."""
+A_RANK_WAS_KILLED = "was killed by SIGKILL from outside"
+"""Of the launcher's sentence for a rank that ended without a word."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
