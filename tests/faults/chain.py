@@ -20,7 +20,7 @@ from tests.faults.points import Start
 RECIPE = Path(__file__).with_name("tiny.yaml")
 RUN_SECONDS = 280.0
 JUDGED = (
-    *("snapshots/**/*", "plans/**/*"),
+    *("snapshots/**/*", "plans/**/*", "features/**/*"),
     *("exports/*/model.safetensors", "exports/*/config.json", "runs/*/checkpoints/*/model.safetensors"),
 )
 A_RANK_WAS_KILLED = "was killed by SIGKILL from outside"

@@ -11,7 +11,7 @@ import pytest
 from tests.faults.chain import Reference, copy_without, left_in, run_chain
 from tests.faults.points import Start
 
-DERIVED = ("snapshots", "plans", "runs", "exports", "reports", "dagster/records", "warehouse.duckdb")
+DERIVED = ("snapshots", "plans", "features", "runs", "exports", "reports", "dagster/records", "warehouse.duckdb")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -49,6 +49,8 @@ KILLS = [
     *_kills("empty", "file.before-rename", "file.after-rename"),
     *_kills("empty", "manifest.before-write", "manifest.after-write", "manifest.before-write:2"),
     *_kills("empty", "plan.before-seal", "plan.after-seal"),
+    *_kills("planned", "features.before-write", "features.before-hash", "features.before-rename"),
+    *_kills("planned", "features.after-rename"),
     *_kills("planned", "run.before-start", "run.after-start", "events.before-append"),
     # The first event is the start: the third is a step inside epoch 0, the eighth one inside epoch 1.
     *_kills("planned", "events.after-append:3", "events.after-append:8"),
