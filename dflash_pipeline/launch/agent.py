@@ -18,9 +18,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.run import main as torchrun
 
 from dflash_pipeline.launch.lifeline import LIFELINE_VARIABLE, leave_when_let_go
+from dflash_pipeline.launch.torchrun import STOPPED
 
-STOPPED = 128 + signal.SIGTERM
-"""How a rank ends that was asked to stop, with a checkpoint."""
 LEAVE_SECONDS = 40.0
 """More than ranks are given to save and leave, and than torchrun takes to kill those that do not."""
 

@@ -25,7 +25,7 @@ from dflash_pipeline.contracts.run import Attempt, RunRecord
 from dflash_pipeline.launch.leaving import run_and_leave
 from dflash_pipeline.launch.lifeline import watch_lifeline
 from dflash_pipeline.launch.rank_trackers import PipesLog, RunBook, Trackers
-from dflash_pipeline.launch.torchrun import rank_error_path
+from dflash_pipeline.launch.torchrun import STOPPED, rank_error_path
 from dflash_pipeline.store.plans import load_plan
 from dflash_pipeline.store.records import load_record
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
@@ -36,7 +36,6 @@ from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.step_watch import StepWatch, write_and_exit
 from dflash_pipeline.training.tracker import NullTracker, Params, Tracker
 
-STOPPED = 143
 GRACE_SECONDS = 25.0
 END_WAIT_SECONDS = 30.0
 """A first connection to a new SQLite store takes several seconds, which a short run may not have had."""

@@ -16,7 +16,7 @@ AGENT_MODULE = "dflash_pipeline.launch.agent"
 RANK_MODULE = "dflash_pipeline.launch.rank"
 LAST_LINES = 20
 STOPPED = 128 + signal.SIGTERM
-"""What torchrun's process ends with when ranks were asked to stop, and have saved."""
+"""How a rank ends that was asked to stop, with a checkpoint; and torchrun's process, when that is all that happened."""
 
 
 def torchrun_command(config: Path, *, num_ranks: int) -> list[str]:
