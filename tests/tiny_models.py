@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
+from dflash_pipeline.model.blocks import TrainingBatch, end_to_end, in_rows, place_blocks
 from dflash_pipeline.model.config import DrafterConfig, drafter_config
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.objective import block_embeddings, target_outputs
@@ -92,7 +92,9 @@ def batch_of_rows(tokens: list[np.ndarray], anchors: list[np.ndarray]) -> Traini
     for row, values in enumerate(tokens):
         ids[row, : values.size] = torch.from_numpy(values)
         mask[row, 3 : values.size] = True
-    return TrainingBatch(input_ids=ids, loss_mask=mask, blocks=blocks_in_rows(anchors, lengths, width=max(lengths)))
+    documents = in_rows(lengths)
+    blocks = place_blocks(anchors, documents, width=max(lengths))
+    return TrainingBatch(input_ids=ids, loss_mask=mask, documents=documents, blocks=blocks)
 
 
 def batch_of_documents(tokens: list[np.ndarray], anchors: list[np.ndarray], *, padding: int = 0) -> TrainingBatch:
@@ -102,14 +104,11 @@ def batch_of_documents(tokens: list[np.ndarray], anchors: list[np.ndarray], *, p
     ids = torch.zeros(1, width, dtype=torch.long)
     mask = torch.zeros(1, width, dtype=torch.bool)
     ids[0, : sum(lengths)] = torch.from_numpy(np.concatenate(tokens))
-    for first, end in documents_of(lengths):
-        mask[0, first + 3 : end] = True
-    return TrainingBatch(
-        input_ids=ids,
-        loss_mask=mask,
-        blocks=blocks_in_documents(anchors, lengths, width=width),
-        documents=documents_of(lengths),
-    )
+    documents = end_to_end(lengths)
+    for document in documents:
+        mask[0, document.first + 3 : document.end] = True
+    blocks = place_blocks(anchors, documents, width=width)
+    return TrainingBatch(input_ids=ids, loss_mask=mask, documents=documents, blocks=blocks)
 
 
 def drafter_inputs(target: FrozenTarget, batch: TrainingBatch, config: DrafterConfig):

@@ -36,11 +36,10 @@ def default_anchor_share(block_size: int) -> float:
 
 
 def supervised_slots(loss_mask_RS: Tensor, blocks: Blocks, *, block_size: int) -> Tensor:
-    """[R, A, K] bool: slots of valid blocks up to the first unsupervised token or the document's end; never slot 0."""
+    """[A, K] bool: slots of blocks up to the first unsupervised token or the document's end; never slot 0."""
     slot_J = torch.arange(1, block_size, device=loss_mask_RS.device)
-    positions_RAJ = blocks.anchors[..., None] + slot_J
-    inside_RAJ = (positions_RAJ < blocks.ends[..., None]) & blocks.valid[..., None]
-    labels_RX = positions_RAJ.clamp(max=loss_mask_RS.shape[1] - 1).flatten(1)
-    supervised_RAJ = loss_mask_RS.gather(1, labels_RX).view_as(positions_RAJ) & inside_RAJ
-    going_on_RAJ = supervised_RAJ.long().cumprod(-1).bool()
-    return torch.nn.functional.pad(going_on_RAJ, (1, 0))
+    places_AJ = blocks.anchors[:, None] + slot_J
+    labels_AJ = places_AJ.clamp(max=loss_mask_RS.numel() - 1)
+    supervised_AJ = loss_mask_RS.flatten()[labels_AJ] & (places_AJ < blocks.ends[:, None])
+    going_on_AJ = supervised_AJ.long().cumprod(-1).bool()
+    return torch.nn.functional.pad(going_on_AJ, (1, 0))

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.masks import Piece
+from dflash_pipeline.model.piecewise import attend_piecewise
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines [.., T, 1, D] of positions, ready for `rotate`."""
@@ -95,14 +96,9 @@ class Attention(nn.Module):
         return out
 
     def attend_in_pieces(
-        self, q_RNQD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, pieces: Sequence[Piece], *, kind: str, context_length: int
+        self, q_1NQD: Tensor, k_1GTD: Tensor, v_1GTD: Tensor, pieces: Sequence[Piece], *, kind: str, num_context: int
     ) -> Tensor:
-        """[R, Q, H]: each piece of blocks over the context it needs and its own slots."""
-        if len(pieces) == 1 and pieces[0].context == slice(0, context_length):
-            return self.attend(q_RNQD, k_RGTD, v_RGTD, pieces[0].masks[kind])
-        mixed = []
-        for piece in pieces:
-            own = slice(context_length + piece.slots.start, context_length + piece.slots.stop)
-            k_piece, v_piece = (torch.cat((x[:, :, piece.context], x[:, :, own]), dim=2) for x in (k_RGTD, v_RGTD))
-            mixed.append(self.attend(q_RNQD[:, :, piece.slots], k_piece, v_piece, piece.masks[kind]))
-        return torch.cat(mixed, dim=1)
+        """[1, Q, H]: each piece of blocks over the context it needs and its own slots."""
+        mixed = attend_piecewise(q_1NQD, k_1GTD, v_1GTD, pieces, kind=kind, num_context=num_context)
+        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return out

@@ -2,7 +2,7 @@
 
 It owns no embedding and no output head; both are the frozen target's. Its tensors have z-lab's names.
 
-R rows, S tokens of a row, C context positions, A blocks, K slots of a block, Q = A * K, H hidden, F features
+R rows, W positions of a row, C context positions, A blocks, K slots of a block, Q = A * K, H hidden, F features
 (taps * H).
 """
 
@@ -56,14 +56,14 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x_RQH: Tensor, context_RCH: Tensor, *, slots: Rotation, keys: Rotation, pieces: tuple[Piece, ...]
+        self, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, pieces: tuple[Piece, ...]
     ) -> Tensor:
-        normed = self.input_layernorm(x_RQH)
+        normed = self.input_layernorm(x_1QH)
         attention = self.self_attn
         q = attention.queries(normed, slots)
-        k, v = attention.keys_values(torch.cat((context_RCH, normed), dim=1), keys)
-        x_RQH = x_RQH + attention.attend_in_pieces(q, k, v, pieces, kind=self.kind, context_length=context_RCH.shape[1])
-        return self._with_mlp(x_RQH)
+        k, v = attention.keys_values(torch.cat((context_1CH, normed), dim=1), keys)
+        x_1QH = x_1QH + attention.attend_in_pieces(q, k, v, pieces, kind=self.kind, num_context=context_1CH.shape[1])
+        return self._with_mlp(x_1QH)
 
     def draft(self, x_1KH: Tensor, context: tuple[Tensor, Tensor], *, slots: Rotation, window: Tensor | None) -> Tensor:
         normed = self.input_layernorm(x_1KH)
@@ -103,26 +103,25 @@ class Drafter(nn.Module):
                     parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
         return drafter
 
-    def forward(self, features_RSF: Tensor, block_embeddings_RAKH: Tensor, blocks: Blocks) -> Tensor:
-        """Hidden states [R, A, K, H] of blocks that each see only the features before their own anchor.
+    def forward(self, features_RWF: Tensor, block_embeddings_AKH: Tensor, blocks: Blocks) -> Tensor:
+        """Hidden states [A, K, H] of blocks that each see only the features before their own anchor.
 
-        `features_RSF` reach at least to the last valid anchor. What an invalid block gives is finite and meaningless.
+        `features_RWF` are those of the batch's rows, at least as far as `blocks.contexts` reach.
         """
         dtype = self.norm.weight.dtype
         pieces = attention_pieces(blocks, config=self.config, dtype=dtype)
-        context_length = blocks.context_length
-        context_RCH = self.context(features_RSF[:, :context_length])
+        context_1CH = self.context(_packed(features_RWF, blocks))[None]
 
         slot_K = torch.arange(self.config.block_size, device=blocks.anchors.device)
-        slots = self.rotary(((blocks.anchors - blocks.starts)[..., None] + slot_K).flatten(1), dtype)
-        before = self.rotary(blocks.positions[:context_length].expand(len(blocks.anchors), -1), dtype)
-        keys = (torch.cat((before[0], slots[0]), dim=1), torch.cat((before[1], slots[1]), dim=1))
+        positions_AK = (blocks.context_ends - blocks.context_starts)[:, None] + slot_K
+        keys = self.rotary(torch.cat((blocks.context_positions, positions_AK.flatten()))[None], dtype)
+        slots = (keys[0][:, blocks.num_context :], keys[1][:, blocks.num_context :])
 
-        x_RQH = block_embeddings_RAKH.flatten(1, 2).to(dtype)
+        x_1QH = block_embeddings_AKH.flatten(0, 1)[None].to(dtype)
         for layer in self.layers:
-            x_RQH = layer(x_RQH, context_RCH, slots=slots, keys=keys, pieces=pieces)
-        hidden: Tensor = self.norm(x_RQH)
-        return hidden.view(block_embeddings_RAKH.shape)
+            x_1QH = layer(x_1QH, context_1CH, slots=slots, keys=keys, pieces=pieces)
+        hidden: Tensor = self.norm(x_1QH)
+        return hidden.view(block_embeddings_AKH.shape)
 
     @torch.no_grad()
     def draft(self, features_SF: Tensor, block_embeddings_KH: Tensor, cache: DrafterCache) -> Tensor:
@@ -165,3 +164,9 @@ class Drafter(nn.Module):
             window=self.config.sliding_window,
             device=device,
         )
+
+
+def _packed(features_RWF: Tensor, blocks: Blocks) -> Tensor:
+    """[C, F]"""
+    parts = [features_RWF[context.row, context.first : context.end] for context in blocks.contexts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

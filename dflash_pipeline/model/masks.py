@@ -1,82 +1,82 @@
-"""Who may look at what when many blocks of one text are trained at once.
+"""Who may look at what when many blocks of many documents are trained at once.
 
-A slot of the block anchored at `a` sees the context strictly before `a`, because the anchor's own features do not
-exist yet when it is drafted from, and the slots of its own block; never another block's. In a sliding layer it looks
-at no later slot, and at no position further back than the window.
+A slot of the block anchored at `a` sees its document's context strictly before `a`, because the anchor's own features
+do not exist yet when it is drafted from, and the slots of its own block; never another block's. In a sliding layer it
+looks at no later slot, and at no position further back than the window.
 
-R rows, A blocks, K slots of a block, C context positions.
+One function says so, for every kind of attention: FlexAttention calls it as it is, and dense masks are its values.
+
+A blocks, K slots of a block, C positions of the packed context. Keys are the context, then all slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dflash_pipeline.model.blocks import Blocks
+from dflash_pipeline.model.blocks import Blocks, Cut
 from dflash_pipeline.model.config import SLIDING, DrafterConfig
+
+Sees = Callable[[Tensor | int, Tensor | int, Tensor, Tensor], Tensor]
+"""Of row, head, slot and key, as FlexAttention has it (row and head do not matter): whether the slot sees the key."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Piece:
-    """Consecutive blocks of every row, the context they need, and an additive mask for each kind of layer."""
+    """Consecutive blocks of one document, and for each kind of layer the context they need and an additive mask."""
 
     slots: slice
-    """Of all slots of a row."""
-    context: slice
-    """Of the row's context."""
+    contexts: dict[str, slice]
     masks: dict[str, Tensor]
-    """[R, 1, slots, context + slots], 0 where visible and -inf elsewhere."""
+    """[slots, context + slots], 0 where visible and -inf elsewhere."""
+
+
+def window_of(kind: str, config: DrafterConfig) -> int | None:
+    """Positions that a layer of this kind looks back, itself counted; `None` for all."""
+    return config.sliding_window if kind == SLIDING else None
+
+
+def sees(blocks: Blocks, *, block_size: int, window: int | None) -> Sees:
+    """The rule of this module, as a function of whole numbers or of tensors of them that broadcast."""
+    starts, ends, num_context = blocks.context_starts, blocks.context_ends, blocks.num_context
+
+    def slot_sees_key(_row: Tensor | int, _head: Tensor | int, slot: Tensor, key: Tensor) -> Tensor:
+        block = slot // block_size
+        other = key - num_context
+        # The context ends before any slot's key begins, so that no key is taken for both.
+        context = (key >= starts[block]) & (key < ends[block])
+        own = other // block_size == block
+        if window is None:
+            return context | own
+        place = slot % block_size
+        back = place - other % block_size
+        near = ends[block] + place - key < window
+        return (context & near) | (own & (back >= 0) & (back < window))
+
+    return slot_sees_key
 
 
 def attention_pieces(blocks: Blocks, *, config: DrafterConfig, dtype: torch.dtype) -> tuple[Piece, ...]:
     """The cuts of a micro-batch's blocks with their masks, made once for all layers."""
-    # An invalid block sees no context but keeps its own slots: a softmax over nothing would be NaN.
-    limits_RA = blocks.anchors.masked_fill(~blocks.valid, 0)
+    kinds = sorted(set(config.layer_types))
+    rules = {kind: sees(blocks, block_size=config.block_size, window=window_of(kind, config)) for kind in kinds}
     pieces = []
     for cut in blocks.cuts:
-        taken = slice(cut.first_block, cut.end_block)
-        visible = {
-            kind: visible_keys(
-                blocks.anchors[:, taken],
-                limits_RA[:, taken],
-                context=range(cut.first_context, cut.end_context),
-                block_size=config.block_size,
-                window=config.sliding_window if kind == SLIDING else None,
-            )
-            for kind in sorted(set(config.layer_types))
+        contexts = {kind: _context(cut, window_of(kind, config)) for kind in kinds}
+        slots = slice(cut.first_block * config.block_size, cut.end_block * config.block_size)
+        keys = {
+            kind: _keys(context, slots, num_context=blocks.num_context, device=blocks.anchors.device)
+            for kind, context in contexts.items()
         }
-        pieces.append(
-            Piece(
-                slots=slice(cut.first_block * config.block_size, cut.end_block * config.block_size),
-                context=slice(cut.first_context, cut.end_context),
-                masks={kind: _additive(mask, dtype)[:, None] for kind, mask in visible.items()},
-            )
-        )
+        masks = {
+            kind: _dense(rules[kind], slots, keys[kind], block_size=config.block_size, kind=kind, dtype=dtype)
+            for kind in kinds
+        }
+        pieces.append(Piece(slots=slots, contexts=contexts, masks=masks))
     return tuple(pieces)
-
-
-def visible_keys(
-    anchors_RA: Tensor, limits_RA: Tensor, *, context: range, block_size: int, window: int | None
-) -> Tensor:
-    """[R, A * K, C + A * K]: which keys a slot sees, of these context positions and of all slots.
-
-    `limits_RA` ends each block's context, which begins where `context` does; a window means sliding.
-    """
-    rows, num_blocks = anchors_RA.shape
-    slot_K = torch.arange(block_size, device=anchors_RA.device)
-    context_C = torch.arange(context.start, context.stop, device=anchors_RA.device)
-    context_RQC = (context_C < limits_RA[..., None]).repeat_interleave(block_size, dim=1)
-    inside_KK = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors_RA.device)
-    if window is not None:
-        positions_RQ = (anchors_RA[..., None] + slot_K).flatten(1)
-        context_RQC &= positions_RQ[..., None] - context_C < window
-        back_KK = slot_K[:, None] - slot_K
-        inside_KK = (back_KK >= 0) & (back_KK < window)
-    same_AA = torch.eye(num_blocks, dtype=torch.bool, device=anchors_RA.device)
-    own_QQ = (same_AA[:, None, :, None] & inside_KK[:, None, :]).flatten(2).flatten(0, 1)
-    return torch.cat((context_RQC, own_QQ.expand(rows, -1, -1)), dim=2)
 
 
 def visible_when_drafting(*, context_length: int, block_size: int, window: int, device: torch.device) -> Tensor:
@@ -87,5 +87,23 @@ def visible_when_drafting(*, context_length: int, block_size: int, window: int, 
     return (back >= 0) & (back < window)
 
 
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+def _context(cut: Cut, window: int | None) -> slice:
+    """The part of the packed context that some slot of the cut sees."""
+    first = cut.first_context
+    if window is not None:
+        first = max(first, cut.common_context - window + 1)
+    return slice(min(first, cut.end_context), cut.end_context)
+
+
+def _keys(context: slice, slots: slice, *, num_context: int, device: torch.device) -> Tensor:
+    own = torch.arange(slots.start, slots.stop, device=device) + num_context
+    return torch.cat((torch.arange(context.start, context.stop, device=device), own))
+
+
+def _dense(rule: Sees, slots: slice, keys_T: Tensor, *, block_size: int, kind: str, dtype: torch.dtype) -> Tensor:
+    """[slots, T] additive. In a full layer all slots of a block see the same, and the rule is asked once for them."""
+    alike = 1 if kind == SLIDING else block_size
+    slots_Q = torch.arange(slots.start, slots.stop, alike, device=keys_T.device)
+    visible_QT = rule(0, 0, slots_Q[:, None], keys_T)
+    additive_QT = torch.zeros(visible_QT.shape, dtype=dtype, device=keys_T.device)
+    return additive_QT.masked_fill_(~visible_QT, float("-inf")).repeat_interleave(alike, dim=0)

@@ -33,7 +33,7 @@ class FrozenTarget:
         self._model = model.requires_grad_(False)
         self._model.train(mode=False)
         self.tap_layer_ids = tap_layer_ids
-        layers = _decoder_layers(model)
+        layers = decoder_layers(model)
         if tap_layer_ids and not 0 <= min(tap_layer_ids) <= max(tap_layer_ids) <= len(layers) - 2:
             raise Refused(
                 f"tap layers {list(tap_layer_ids)} of a target with {len(layers)} layers",
@@ -68,6 +68,10 @@ class FrozenTarget:
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
 
+    @property
+    def vocab_size(self) -> int:
+        return self._embedding.shape[0]
+
     @torch.no_grad()
     def features(self, input_ids_RS: Tensor) -> Tensor:
         """Outputs of the tap layers, side by side [R, S, F]. The forward ends at the last tap; nothing is decoded."""
@@ -89,6 +93,12 @@ class FrozenTarget:
         """The output head [.., V]. Gradients pass through to `hidden`."""
         logits: Tensor = self._model.get_output_embeddings()(hidden)
         return logits
+
+    @torch.no_grad()
+    def through_head(self, gradient: Tensor) -> Tensor:
+        """The gradient [.., H] by `hidden` of something whose gradient by `logits(hidden)` [.., V] is given."""
+        weight: Tensor = self._model.get_output_embeddings().weight
+        return gradient @ weight
 
     def new_cache(self) -> DynamicCache:
         """An empty cache for `decode_step` that keeps every position, so that it can be cut back anywhere."""
@@ -156,7 +166,7 @@ def _embedding_table(model: PreTrainedModel) -> Tensor:
     return table
 
 
-def _decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     count = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

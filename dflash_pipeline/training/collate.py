@@ -9,13 +9,7 @@ import torch
 
 from dflash_pipeline.contracts.manifest import MicroBatch
 from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
-from dflash_pipeline.model.blocks import (
-    Positions,
-    TrainingBatch,
-    blocks_in_documents,
-    blocks_in_rows,
-    documents_of,
-)
+from dflash_pipeline.model.blocks import Document, Positions, TrainingBatch, end_to_end, in_rows, place_blocks
 from dflash_pipeline.model.objective import Objective, planned_weights
 from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.tokens import TokenStore
@@ -28,7 +22,7 @@ class PreparedBatch:
     source: MicroBatch
     batch: TrainingBatch
     weights: torch.Tensor
-    """[R, A, K] float32"""
+    """[A, K] float32"""
     weight: float
     """Sum of `weights`, in float64."""
     num_anchors: int
@@ -67,7 +61,7 @@ class Collator:
             batch=batch,
             weights=weights,
             weight=float(weights.sum(dtype=torch.float64)),
-            num_anchors=0 if source.filler else int(batch.blocks.valid.sum()),
+            num_anchors=0 if source.filler else int((slots.any(-1)).sum()),
         )
 
     def _batch(self, source: MicroBatch) -> TrainingBatch:
@@ -78,34 +72,31 @@ class Collator:
         lengths = [row.size for row in tokens]
         width = source.padded_length
         if source.layout == "documents":
-            return TrainingBatch(
-                input_ids=_padded([np.concatenate(tokens)], width, np.int64),
-                loss_mask=_padded([np.concatenate(supervised)], width, np.bool_),
-                blocks=blocks_in_documents(anchors, lengths, width=width),
-                features=self._documents_features(samples),
-                documents=documents_of(lengths),
-            )
-        blocks = blocks_in_rows(anchors, lengths, width=width)
+            documents = end_to_end(lengths)
+            tokens, supervised = [np.concatenate(tokens)], [np.concatenate(supervised)]
+        else:
+            documents = in_rows(lengths)
+        blocks = place_blocks(anchors, documents, width=width)
         return TrainingBatch(
             input_ids=_padded(tokens, width, np.int64),
             loss_mask=_padded(supervised, width, np.bool_),
+            documents=documents,
             blocks=blocks,
-            features=self._rows_features(samples, max(blocks.context_length, 1)),
+            features=self._kept_features(samples, documents, contexts=blocks.contexts),
         )
 
-    def _documents_features(self, samples: list[int]) -> torch.Tensor | None:
+    def _kept_features(
+        self, samples: list[int], documents: tuple[Document, ...], *, contexts: tuple[Document, ...]
+    ) -> torch.Tensor | None:
+        """[R, W, F]: as far as some block sees, zeros behind each document."""
         if self.features is None:
             return None
-        return torch.from_numpy(np.concatenate([self.features.features(sample) for sample in samples]))[None]
-
-    def _rows_features(self, samples: list[int], context_length: int) -> torch.Tensor | None:
-        """[R, C, F]: as far as some block sees, zeros behind each sample."""
-        if self.features is None:
-            return None
-        rows = np.zeros((len(samples), context_length, self.features.cache.width), dtype=np.float32)
-        for row, sample in enumerate(samples):
-            found = self.features.features(sample)[:context_length]
-            rows[row, : len(found)] = found
+        num_rows, width = documents[-1].row + 1, max(1, *(context.end for context in contexts))
+        rows = np.zeros((num_rows, width, self.features.cache.width), dtype=np.float32)
+        for sample, document in zip(samples, documents, strict=True):
+            end = min(document.end, width)
+            if end > document.first:
+                rows[document.row, document.first : end] = self.features.features(sample)[: end - document.first]
         return torch.from_numpy(rows)
 
     def _anchors(self, supervised: np.ndarray, epoch: int, sample_id: int) -> Positions:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from dflash_pipeline.model import blocks as blocks_module
-from dflash_pipeline.model.blocks import blocks_in_rows
+from dflash_pipeline.model.blocks import end_to_end, in_rows, place_blocks
 from dflash_pipeline.model.drafter import Drafter, DrafterCache
-from dflash_pipeline.model.masks import visible_keys
+from dflash_pipeline.model.masks import attention_pieces, sees
 from tests.tiny_models import batch_of_rows, drafter_inputs, random_batch, strong_drafter, tiny_config, tiny_target
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -26,16 +26,13 @@ def test_training_forward_equals_cached_drafting(target, window):
     features, blocks = drafter_inputs(target, batch, config)
     hidden = drafter(features, blocks, batch.blocks)
 
-    compared = 0
-    for row in range(2):
-        cache = DrafterCache()
-        for block in range(int(batch.blocks.valid[row].sum())):
-            anchor = int(batch.blocks.anchors[row, block])
-            drafted = drafter.draft(features[row, cache.length : anchor], blocks[row, block], cache)
-            assert cache.length == anchor
-            torch.testing.assert_close(hidden[row, block], drafted, **CLOSE)
-            compared += 1
-    assert compared == 12
+    assert len(hidden) == 12
+    caches = [DrafterCache(), DrafterCache()]
+    for block, place in enumerate(batch.blocks.anchors.tolist()):
+        row, anchor = divmod(place, 40)
+        drafted = drafter.draft(features[row, caches[row].length : anchor], blocks[block], caches[row])
+        assert caches[row].length == anchor
+        torch.testing.assert_close(hidden[block], drafted, **CLOSE)
 
 
 @pytest.mark.parametrize("window", [None, 6])
@@ -46,7 +43,7 @@ def test_pieces_change_nothing(target, window, monkeypatch):
     whole = drafter(*drafter_inputs(target, batch, config), batch.blocks)
     monkeypatch.setattr(blocks_module, "BLOCKS_PER_CUT", 2)
     cut = random_batch(lengths=(40, 31), num_anchors=(7, 5))
-    assert (len(batch.blocks.cuts), len(cut.blocks.cuts)) == (1, 4)
+    assert (len(batch.blocks.cuts), len(cut.blocks.cuts)) == (2, 7)
     torch.testing.assert_close(drafter(*drafter_inputs(target, cut, config), cut.blocks), whole, **CLOSE)
 
 
@@ -55,31 +52,54 @@ def test_a_padded_row_equals_the_row_alone(target):
     drafter = strong_drafter(config)
     both = random_batch(lengths=(40, 18), num_anchors=(7, 3))
     hidden = drafter(*drafter_inputs(target, both, config), both.blocks)
-    anchors = both.blocks.anchors[1, :3].numpy()
+    anchors = both.blocks.anchors[7:].numpy() - 40
     features = target.features(both.input_ids[1:, :18])
     _, blocks = drafter_inputs(target, both, config)
-    alone = drafter(features, blocks[1:, :3], blocks_in_rows([anchors], [18], width=18))
-    torch.testing.assert_close(hidden[1:, :3], alone, **CLOSE)
+    alone = drafter(features, blocks[7:], place_blocks([anchors], in_rows([18]), width=18))
+    torch.testing.assert_close(hidden[7:], alone, **CLOSE)
 
 
 @pytest.mark.parametrize("window", [None, 1, 5])
-def test_masks_equal_a_plain_loop(window):
-    block_size, context_length = 4, 14
-    anchors = torch.tensor([[2, 3, 9, 14], [0, 5, 6, 0]])
-    limits = torch.tensor([[2, 3, 9, 14], [0, 5, 6, 0]])
-    mask = visible_keys(anchors, limits, context=range(context_length), block_size=block_size, window=window)
-    for row in range(2):
-        for query in range(16):
-            block, slot = divmod(query, block_size)
-            position = int(anchors[row, block]) + slot
-            for key in range(context_length + 16):
-                if key < context_length:
-                    visible = key < limits[row, block] and (window is None or position - key < window)
-                else:
-                    key_block, key_slot = divmod(key - context_length, block_size)
-                    visible = key_block == block and (window is None or 0 <= slot - key_slot < window)
-                assert bool(mask[row, query, key]) == bool(visible), (row, query, key)
-    assert mask.any(dim=-1).all()
+@pytest.mark.parametrize("layout", [in_rows, end_to_end])
+def test_the_rule_equals_a_plain_loop(window, layout):
+    size, anchors = 4, [[2, 3, 9, 14], [], [0, 5, 6]]
+    blocks = place_blocks([np.array(a, np.int64) for a in anchors], layout([16, 7, 9]), width=32)
+    placed = [(document, a) for document in (0, 2) for a in anchors[document]]
+    keys = [(0, at) for at in range(14)] + [(2, at) for at in range(6)]
+    assert blocks.num_context == len(keys)
+    slots, all_keys = torch.arange(7 * size)[:, None], torch.arange(len(keys) + 7 * size)[None]
+    seen = sees(blocks, block_size=size, window=window)(0, 0, slots, all_keys)
+    for query in range(7 * size):
+        block, slot = divmod(query, size)
+        document, anchor = placed[block]
+        for key in range(len(keys) + 7 * size):
+            if key < len(keys):
+                there, at = keys[key]
+                visible = there == document and at < anchor and (window is None or anchor + slot - at < window)
+            else:
+                key_block, key_slot = divmod(key - len(keys), size)
+                visible = key_block == block and (window is None or 0 <= slot - key_slot < window)
+            assert bool(seen[query, key]) == visible, (query, key)
+    assert seen.any(dim=-1).all()
+
+
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_dense_masks_of_pieces_are_the_rule(window, monkeypatch):
+    """Whatever a piece leaves out, no slot of it sees."""
+    monkeypatch.setattr(blocks_module, "BLOCKS_PER_CUT", 2)
+    config = tiny_config(window=window)
+    batch = random_batch(lengths=(40, 31), num_anchors=(7, 5))
+    pieces = attention_pieces(batch.blocks, config=config, dtype=torch.float32)
+    num_keys = batch.blocks.num_context + 12 * 8
+    for kind in set(config.layer_types):
+        rule = sees(batch.blocks, block_size=8, window=window if kind == "sliding_attention" else None)
+        whole = rule(0, 0, torch.arange(12 * 8)[:, None], torch.arange(num_keys)[None])
+        found = torch.zeros_like(whole)
+        for piece in pieces:
+            own = slice(batch.blocks.num_context + piece.slots.start, batch.blocks.num_context + piece.slots.stop)
+            keys = torch.cat((torch.arange(num_keys)[piece.contexts[kind]], torch.arange(num_keys)[own]))
+            found[torch.arange(12 * 8)[piece.slots][:, None], keys] = piece.masks[kind] == 0
+        assert torch.equal(found, whole)
 
 
 def test_padding_blocks_and_empty_context_are_finite(target):
@@ -96,7 +116,7 @@ def test_rows_without_any_valid_block_are_finite(target):
     config = tiny_config()
     drafter = strong_drafter(config)
     batch = batch_of_rows([np.arange(20)], [np.zeros(0, np.int64)])
-    assert not batch.blocks.valid.any()
+    assert batch.blocks.anchors.tolist() == batch.blocks.ends.tolist() == [0]
     hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks)
     hidden.sum().backward()
     assert hidden.isfinite().all()

@@ -1,7 +1,6 @@
 """Labels, weights and anchors: a shift by one here trains to zero loss and serves at acceptance 1."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +10,9 @@ from hypothesis import strategies as st
 
 from dflash_pipeline.model import blocks
 from dflash_pipeline.model import objective as objective_module
+from dflash_pipeline.model import slot_losses as slot_losses_module
 from dflash_pipeline.model.anchors import default_anchor_share, sample_anchors, supervised_slots
-from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_rows
+from dflash_pipeline.model.blocks import TrainingBatch, in_rows, place_blocks
 from dflash_pipeline.model.objective import Objective, default_decay, micro_batch_loss, planned_weights
 from tests.tiny_models import (
     MASK_TOKEN,
@@ -94,19 +94,18 @@ def test_weights_equal_a_plain_loop(data):
     block_size, decay = data.draw(st.integers(2, 6)), 2.5
     length = data.draw(st.integers(2, 14))
     mask = torch.tensor([data.draw(st.lists(st.booleans(), min_size=16, max_size=16))])
-    anchors = np.sort([data.draw(st.integers(0, length - 1)) for _ in range(2)])
-    placed = blocks_in_rows([anchors, anchors[:0], np.repeat(anchors, 2)[:3]], [length] * 3, width=16)
-    placed = replace(placed, **{name: getattr(placed, name)[:1] for name in ("anchors", "valid", "starts", "ends")})
+    anchors = np.sort([data.draw(st.integers(0, length - 1)) for _ in range(3)])
+    placed = place_blocks([anchors], in_rows([length]), width=16)
     slots = supervised_slots(mask, placed, block_size=block_size)
     weights = planned_weights(slots, Objective(weighting="decay", decay=decay))
     for block in range(3):
-        going_on = bool(placed.valid[0, block])
-        assert weights[0, block, 0] == 0
+        going_on = True
+        assert weights[block, 0] == 0
         for slot in range(1, block_size):
-            at = int(placed.anchors[0, block]) + slot
+            at = int(placed.anchors[block]) + slot
             going_on = going_on and at < length and bool(mask[0, at])
             expected = math.exp(-(slot - 1) / decay) if going_on else 0.0
-            assert float(weights[0, block, slot]) == pytest.approx(expected, rel=1e-6)
+            assert float(weights[block, slot]) == pytest.approx(expected, rel=1e-6)
     assert weights.dtype == torch.float32
 
 
@@ -123,18 +122,17 @@ def test_loss_equals_a_plain_loop(target):
     weights = weights_of(batch)
     hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks)
     loss, prefix, blocks = 0.0, 0, 0
-    for row in range(2):
-        for block in range(5):
-            leading = True
-            blocks += int(weights[row, block, 1] > 0)
-            prefix += int(weights[row, block, 1] > 0)
-            for slot in range(1, 8):
-                if weights[row, block, slot] > 0:
-                    label = int(batch.input_ids[row, batch.blocks.anchors[row, block] + slot])
-                    scores = target.logits(hidden[row, block, slot]).detach().double()
-                    loss += float(weights[row, block, slot] * (scores.logsumexp(-1) - scores[label]))
-                    leading = leading and int(scores.argmax()) == label
-                    prefix += int(leading)
+    for block, anchor in enumerate(batch.blocks.anchors.tolist()):
+        leading = True
+        blocks += int(weights[block, 1] > 0)
+        prefix += int(weights[block, 1] > 0)
+        for slot in range(1, 8):
+            if weights[block, slot] > 0:
+                label = int(batch.input_ids.flatten()[anchor + slot])
+                scores = target.logits(hidden[block, slot]).detach().double()
+                loss += float(weights[block, slot] * (scores.logsumexp(-1) - scores[label]))
+                leading = leading and int(scores.argmax()) == label
+                prefix += int(leading)
     parts = micro_batch_loss(drafter, target, batch, weights, DECAY)
     assert float(parts.loss_sum.detach()) == pytest.approx(loss, rel=1e-5)
     assert (int(parts.num_correct_prefix), int(parts.num_blocks)) == (prefix, blocks)
@@ -146,8 +144,8 @@ def test_a_block_begins_with_its_anchor_then_masks(target):
     batch = random_batch(lengths=(30,), num_anchors=(4,))
     features, blocks = drafter_inputs(target, batch, config)
     table = target._embedding
-    assert torch.equal(blocks[0, :, 0], table[batch.input_ids[0, batch.blocks.anchors[0]]])
-    assert torch.equal(blocks[0, :, 1:], table[MASK_TOKEN].expand(4, 7, -1))
+    assert torch.equal(blocks[:, 0], table[batch.input_ids[0, batch.blocks.anchors]])
+    assert torch.equal(blocks[:, 1:], table[MASK_TOKEN].expand(4, 7, -1))
     assert features.shape[1] == int(batch.blocks.anchors.max())
 
 
@@ -186,7 +184,7 @@ def test_labels_end_with_their_document():
     anchors[1][:] = 4
     slots = supervised_slots(*_mask_and_blocks(batch_of_documents(tokens, anchors)), block_size=8)
     # Everything but the first three tokens is supervised, but position 10 belongs to the second document.
-    assert slots[0].sum(-1).tolist() == [1, 5]
+    assert slots.sum(-1).tolist() == [1, 5]
 
 
 def _mask_and_blocks(batch: TrainingBatch):
@@ -204,19 +202,18 @@ def test_dpace_weighs_slots_by_a_plain_loop(target):
     planned = weights_of(batch, objective)
     hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks).detach()
     loss = weight = 0.0
-    for row in range(2):
-        for block in range(5):
-            accepted, chance, losses = [], 1.0, []
-            for slot in range(1, 8):
-                if planned[row, block, slot] > 0:
-                    label = int(batch.input_ids[row, batch.blocks.anchors[row, block] + slot])
-                    scores = target.logits(hidden[row, block, slot]).detach().double().log_softmax(-1)
-                    losses.append(-float(scores[label]))
-                    chance *= 0.7 * math.exp(float(scores[label])) + 0.3
-                    accepted.append(chance)
-            weights = [sum(accepted[at:]) for at in range(len(accepted))]
-            loss += sum(w * x for w, x in zip(weights, losses, strict=True))
-            weight += sum(weights)
+    for block, anchor in enumerate(batch.blocks.anchors.tolist()):
+        accepted, chance, losses = [], 1.0, []
+        for slot in range(1, 8):
+            if planned[block, slot] > 0:
+                label = int(batch.input_ids.flatten()[anchor + slot])
+                scores = target.logits(hidden[block, slot]).detach().double().log_softmax(-1)
+                losses.append(-float(scores[label]))
+                chance *= 0.7 * math.exp(float(scores[label])) + 0.3
+                accepted.append(chance)
+        weights = [sum(accepted[at:]) for at in range(len(accepted))]
+        loss += sum(w * x for w, x in zip(weights, losses, strict=True))
+        weight += sum(weights)
     parts = micro_batch_loss(drafter, target, batch, planned, objective)
     assert float(parts.loss_sum.detach()) == pytest.approx(loss, rel=1e-5)
     assert float(parts.weight) == pytest.approx(weight, rel=1e-5)
@@ -250,13 +247,13 @@ def test_divergence_from_the_targets_logits_equals_a_plain_loop(target, kl):
     hidden = drafter(*drafter_inputs(target, batch, config), batch.blocks).detach()
     teachers = target._model(batch.input_ids).logits.detach().double().log_softmax(-1)
     loss = 0.0
-    for row, block, slot in weights.nonzero().tolist():
-        at = int(batch.blocks.anchors[row, block]) + slot
-        scores = target.logits(hidden[row, block, slot]).detach().double().log_softmax(-1)
+    for block, slot in weights.nonzero().tolist():
+        row, at = divmod(int(batch.blocks.anchors[block]) + slot, batch.input_ids.shape[1])
+        scores = target.logits(hidden[block, slot]).detach().double().log_softmax(-1)
         teacher = teachers[row, at - 1]
         divergence = float((teacher.exp() * (teacher - scores)).sum())
         entropy = -float(scores[int(batch.input_ids[row, at])])
-        loss += float(weights[row, block, slot]) * (kl * divergence + (1 - kl) * entropy)
+        loss += float(weights[block, slot]) * (kl * divergence + (1 - kl) * entropy)
     parts = micro_batch_loss(drafter, target, batch, weights, objective)
     assert float(parts.loss_sum.detach()) == pytest.approx(loss, rel=1e-4)
 
@@ -266,7 +263,7 @@ def test_chunks_of_the_vocabulary_change_nothing(target, monkeypatch, objective)
     drafter = strong_drafter(tiny_config())
     batch = random_batch(lengths=(40, 20), num_anchors=(9, 4))
     whole = _gradients(drafter, target, [batch], objective)
-    monkeypatch.setattr(objective_module, "SLOTS_PER_CHUNK", 7)
+    monkeypatch.setitem(slot_losses_module.LOGITS_PER_CHUNK, "cpu", 7 * VOCAB)
     _assert_alike(_gradients(drafter, target, [batch], objective), whole)
 
 
@@ -283,7 +280,7 @@ def test_logits_are_made_where_there_is_a_weight_only(target):
 def test_without_a_weight_the_loss_is_zero_and_reaches_every_parameter(target):
     drafter = strong_drafter(tiny_config())
     batch = random_batch(lengths=(20, 12), num_anchors=(3, 1))
-    parts = micro_batch_loss(drafter, target, batch, torch.zeros(2, 3, 8), DECAY)
+    parts = micro_batch_loss(drafter, target, batch, torch.zeros(4, 8), DECAY)
     parts.loss_sum.backward()
     assert (float(parts.loss_sum.detach()), int(parts.num_correct_prefix), int(parts.num_blocks)) == (0.0, 0, 0)
     assert all(p.grad is not None and not p.grad.any() for p in drafter.parameters())
@@ -314,8 +311,8 @@ def test_leading_correct_slots_are_counted_up_to_the_first_wrong_one(target, mon
     batch = batch_of_rows([tokens], [np.array([4, 10, 26])])  # the last block has slots 1 to 3 only
     weights = weights_of(batch)
     right = torch.tensor([[1, 1, 0, 1, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
-    within = weights[0, :, 1:] > 0
-    labels = torch.stack([batch.input_ids[0].roll(-int(a))[1:8] for a in batch.blocks.anchors[0]])
+    within = weights[:, 1:] > 0
+    labels = torch.stack([batch.input_ids[0].roll(-int(a))[1:8] for a in batch.blocks.anchors])
     best = torch.where(right, labels, (labels + 1) % VOCAB)[within]
     monkeypatch.setattr(target, "logits", lambda hidden: torch.nn.functional.one_hot(best, VOCAB).float())
     parts = micro_batch_loss(strong_drafter(tiny_config()), target, batch, weights, DECAY)

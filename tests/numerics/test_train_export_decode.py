@@ -15,7 +15,7 @@ from dflash_pipeline.evaluation.decode import greedy_decode
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
 from dflash_pipeline.model import masks, objective
 from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
-from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_rows
+from dflash_pipeline.model.blocks import Blocks, TrainingBatch, in_rows, place_blocks
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.objective import Objective, micro_batch_loss, planned_weights
@@ -75,10 +75,12 @@ def batch_of(texts: torch.Tensor, *, epoch: int, block_size: int) -> tuple[Train
     anchors = [
         sample_anchors(supervised, share=1.0, most=ANCHORS, seed=0, epoch=epoch, sample_id=i) for i in range(SEQUENCES)
     ]
+    documents = in_rows([texts.shape[1]] * SEQUENCES)
     batch = TrainingBatch(
         input_ids=texts,
         loss_mask=torch.from_numpy(supervised).expand(SEQUENCES, -1),
-        blocks=blocks_in_rows(anchors, [texts.shape[1]] * SEQUENCES, width=texts.shape[1]),
+        documents=documents,
+        blocks=place_blocks(anchors, documents, width=texts.shape[1]),
     )
     weights = planned_weights(supervised_slots(batch.loss_mask, batch.blocks, block_size=block_size), OBJECTIVE)
     return batch, weights
@@ -127,8 +129,9 @@ def test_a_wrong_config_shows_in_acceptance_alone(trained, target_dir, texts, tm
 
 
 def test_labels_shifted_by_one_show_in_acceptance_alone(target_dir, texts, tmp_path, monkeypatch):
-    tokens_at = objective._tokens_at
-    monkeypatch.setattr(objective, "_tokens_at", lambda batch, size, shift: tokens_at(batch, size, shift + 1))
+    places = objective._places
+    last = SEQUENCES * texts.shape[1] - 1
+    monkeypatch.setattr(objective, "_places", lambda batch, size: (places(batch, size) + 1).clamp(max=last))
     expect_refused_drafts(train(tiny_config(), target_dir, texts), target_dir, texts, tmp_path, below=2.0)
 
 
@@ -141,14 +144,30 @@ def test_features_shifted_by_one_show_in_acceptance_alone(target_dir, texts, tmp
 
 
 def test_a_leak_of_a_whole_block_shows_in_acceptance_alone(target_dir, texts, tmp_path, monkeypatch):
-    visible_keys = masks.visible_keys
-    monkeypatch.setattr(
-        masks, "visible_keys", lambda anchors, limits, **options: visible_keys(anchors, limits + 8, **options)
-    )
+    width = texts.shape[1]
+    sees = masks.sees
+
+    def sees_too_far(blocks: Blocks, *, block_size: int, window: int | None):
+        ends = torch.minimum(blocks.context_ends + 8, blocks.context_starts + width)
+        return sees(replace(blocks, context_ends=ends), block_size=block_size, window=window)
 
     def all_the_text(batch: TrainingBatch) -> TrainingBatch:
-        cuts = tuple(replace(cut, end_context=texts.shape[1]) for cut in batch.blocks.cuts)
-        return replace(batch, blocks=replace(batch.blocks, cuts=cuts))
+        starts = batch.blocks.anchors // width * width
+        cuts = [
+            replace(cut, first_context=int(starts[cut.first_block]), end_context=int(starts[cut.first_block]) + width)
+            for cut in batch.blocks.cuts
+        ]
+        packed = replace(
+            batch.blocks,
+            context_starts=starts,
+            context_ends=batch.blocks.anchors,
+            context_positions=torch.arange(width).repeat(SEQUENCES),
+            contexts=batch.documents,
+            cuts=tuple(cuts),
+        )
+        return replace(batch, blocks=packed)
+
+    monkeypatch.setattr(masks, "sees", sees_too_far)
 
     trained = train(tiny_config(), target_dir, texts, spoil=all_the_text)
     expect_refused_drafts(trained, target_dir, texts, tmp_path, below=4.0)
@@ -156,7 +175,7 @@ def test_a_leak_of_a_whole_block_shows_in_acceptance_alone(target_dir, texts, tm
 
 def test_positions_off_by_one_show_in_acceptance_alone(target_dir, texts, tmp_path):
     def later(batch: TrainingBatch) -> TrainingBatch:
-        return replace(batch, blocks=replace(batch.blocks, starts=batch.blocks.starts - 1))
+        return replace(batch, blocks=replace(batch.blocks, context_starts=batch.blocks.context_starts - 1))
 
     expect_refused_drafts(train(tiny_config(), target_dir, texts, spoil=later), target_dir, texts, tmp_path, below=3.0)
 

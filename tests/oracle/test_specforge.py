@@ -46,7 +46,7 @@ def batch() -> TrainingBatch:
     batch.loss_mask[:, :3] = (
         True  # Places without an anchor stand at 0: they would be trained if nothing kept them out.
     )
-    assert batch.blocks.valid.sum(1).tolist() == [9, 6]
+    assert anchors_in_rows(batch)[1].sum(1).tolist() == [9, 6]
     return batch
 
 
@@ -81,9 +81,9 @@ def test_slots_behind_an_unsupervised_token_are_the_only_difference(target_dir, 
     ours, theirs = both(tiny_config(), DECAY, target_dir, tmp_path / "d", batch, attention="sdpa")
     expected = their_loss(theirs, batch)
 
-    places = batch.blocks.anchors[..., None] + torch.arange(size)
-    every_slot = batch.loss_mask.gather(1, places.clamp(max=39).flatten(1)).view_as(places) & (places < 40)
-    every_slot = every_slot & batch.blocks.valid[..., None] & (torch.arange(size) > 0)
+    places = batch.blocks.anchors[:, None] + torch.arange(size)
+    every_slot = batch.loss_mask.flatten()[places.clamp(max=79)] & (places < batch.blocks.ends[:, None])
+    every_slot = every_slot & (torch.arange(size) > 0)
     assert every_slot.sum() > supervised_slots(batch.loss_mask, batch.blocks, block_size=size).sum()
     parts = our_parts(ours, target_dir, batch, planned_weights(every_slot, DECAY), DECAY)
     assert_same_loss(parts.loss_sum / parts.weight, expected)
@@ -116,8 +116,17 @@ def both(config: DrafterConfig, objective: Objective, target_dir, folder, batch:
         loss_type={"decay": "dflash", "dpace": "dpace"}[objective.weighting],
         dpace_alpha=objective.smoothing,
     )
-    theirs._sample_anchor_positions = lambda *_, **__: (batch.blocks.anchors, batch.blocks.valid)
+    theirs._sample_anchor_positions = lambda *_, **__: anchors_in_rows(batch)
     return load_drafter(folder), theirs
+
+
+def anchors_in_rows(batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """[R, A] each, as theirs are: anchors, and which places have one."""
+    rows, width = batch.input_ids.shape
+    found = [[place % width for place in batch.blocks.anchors.tolist() if place // width == row] for row in range(rows)]
+    most = max(len(row) for row in found)
+    valid = torch.tensor([[at < len(row) for at in range(most)] for row in found])
+    return torch.tensor([row + [0] * (most - len(row)) for row in found]), valid
 
 
 def planned(batch: TrainingBatch, objective: Objective) -> torch.Tensor:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
 from dflash_pipeline.model import masks
 from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
-from dflash_pipeline.model.blocks import TrainingBatch, blocks_in_documents, blocks_in_rows, documents_of
+from dflash_pipeline.model.blocks import Blocks, TrainingBatch, end_to_end, in_rows, place_blocks
 from dflash_pipeline.model.objective import Objective, micro_batch_loss, planned_weights
 from dflash_pipeline.model.target import FrozenTarget
 from tests.oracle.agreement import assert_same_gradients, assert_same_loss, tapped
@@ -50,15 +50,16 @@ class Documents:
         return TrainingBatch(
             input_ids=pad(self.texts, batch_first=True),
             loss_mask=pad(self.supervised, batch_first=True),
-            blocks=blocks_in_rows(self.anchors, self.lengths, width=max(self.lengths)),
+            documents=in_rows(self.lengths),
+            blocks=place_blocks(self.anchors, in_rows(self.lengths), width=max(self.lengths)),
         )
 
     def in_one_row(self) -> TrainingBatch:
         return TrainingBatch(
             input_ids=torch.cat(self.texts)[None],
             loss_mask=torch.cat(self.supervised)[None],
-            blocks=blocks_in_documents(self.anchors, self.lengths, width=sum(self.lengths)),
-            documents=documents_of(self.lengths),
+            documents=end_to_end(self.lengths),
+            blocks=place_blocks(self.anchors, end_to_end(self.lengths), width=sum(self.lengths)),
         )
 
 
@@ -94,7 +95,8 @@ def test_loss_and_gradients_are_equal(
     expected = their_loss(theirs, documents, monkeypatch, **their_objective)
     expected.backward()
     if window is not None:
-        monkeypatch.setattr(masks, "visible_keys", counted_from_the_anchor)
+        monkeypatch.setattr(masks, "sees", counted_from_the_anchor)
+        monkeypatch.setattr(masks, "_context", whole_context)
     ours = load_drafter(tmp_path / "d")
     loss = our_loss(ours, talking_dir, layout(documents), objective)
     loss.backward()
@@ -176,14 +178,22 @@ def our_loss(drafter, target_dir, batch: TrainingBatch, objective: Objective) ->
     return parts.loss_sum / (slots.sum() + EPSILON)
 
 
-def counted_from_the_anchor(anchors_RA, limits_RA, *, context, block_size, window):
+def counted_from_the_anchor(blocks: Blocks, *, block_size: int, window: int | None):
     """Their window: slot j sees j + 1 positions more than serving engines let it see."""
-    visible = visible_keys(anchors_RA, limits_RA, context=context, block_size=block_size, window=window)
-    if window is not None:
-        context_C = torch.arange(context.start, context.stop)
-        inside_RAC = (context_C < limits_RA[..., None]) & (context_C >= anchors_RA[..., None] - window)
-        visible[..., : len(context)] = inside_RAC.repeat_interleave(block_size, dim=1)
-    return visible
+    rule = sees(blocks, block_size=block_size, window=window)
+    if window is None:
+        return rule
+
+    def slot_sees_key(row, head, slot, key):
+        block, of_context = slot // block_size, key < blocks.num_context
+        near = (key >= blocks.context_ends[block] - window) & (key < blocks.context_ends[block])
+        return torch.where(of_context, near & (key >= blocks.context_starts[block]), rule(row, head, slot, key))
+
+    return slot_sees_key
 
 
-visible_keys = masks.visible_keys
+sees = masks.sees
+
+
+def whole_context(cut, _window):
+    return slice(cut.first_context, cut.end_context)

@@ -50,16 +50,13 @@ def micro_batch(*sample_ids, epoch=0, width=12, filler=False):
 def test_rows_are_the_samples_right_padded_to_the_planned_length(tokens):
     batch = collator(tokens)(micro_batch(1, 0)).batch
     assert batch.input_ids.tolist() == [[*range(30, 36), *[0] * 6], [*range(10, 20), 0, 0]]
-    assert batch.blocks.ends[:, 0].tolist() == [6, 10]
+    assert batch.blocks.ends.tolist() == [6] + [12 + 10] * 4
     assert batch.loss_mask.nonzero().tolist() == [[0, 4], [0, 5], [1, 2], [1, 3], [1, 4], [1, 7], [1, 8], [1, 9]]
 
 
 def test_anchors_are_supervised_tokens_with_a_supervised_successor(tokens):
     batch = collator(tokens)(micro_batch(0, 1)).batch
-    assert [row[valid].tolist() for row, valid in zip(batch.blocks.anchors, batch.blocks.valid, strict=True)] == [
-        [2, 3, 7, 8],
-        [4],
-    ]
+    assert batch.blocks.anchors.tolist() == [2, 3, 7, 8, 12 + 4]
 
 
 def test_weights_end_at_the_first_token_without_a_loss(tokens):
@@ -67,7 +64,7 @@ def test_weights_end_at_the_first_token_without_a_loss(tokens):
     later = math.exp(-0.5)
     # Anchors 2, 3, 7, 8: two, one, two and one supervised tokens follow.
     expected = [[0, 1, later, 0], [0, 1, 0, 0], [0, 1, later, 0], [0, 1, 0, 0]]
-    torch.testing.assert_close(prepared.weights[0], torch.tensor(expected))
+    torch.testing.assert_close(prepared.weights, torch.tensor(expected))
     assert prepared.weight == pytest.approx(4 + 2 * later, rel=1e-6)
     assert prepared.num_anchors == 4
 
@@ -82,12 +79,12 @@ def test_a_filler_has_the_shapes_of_its_copy_and_no_weight(tokens):
 def test_a_sample_without_any_anchor_is_carried_without_weight(tokens):
     prepared = collator(tokens)(micro_batch(2))
     assert (prepared.weight, prepared.num_anchors) == (0.0, 0)
-    assert prepared.batch.blocks.valid.shape == (1, 1)
+    assert prepared.weights.shape == (1, 4)
 
 
 def test_it_is_a_function_of_the_micro_batch_and_the_settings(tokens):
     def anchors(*, epoch=0, seed=0):
-        return collator(tokens, anchors=2, seed=seed)(micro_batch(0, epoch=epoch)).batch.blocks.anchors[0].tolist()
+        return collator(tokens, anchors=2, seed=seed)(micro_batch(0, epoch=epoch)).batch.blocks.anchors.tolist()
 
     assert anchors() == anchors()
     assert len({tuple(anchors(epoch=epoch)) for epoch in range(12)}) > 2
