@@ -26,15 +26,26 @@ def best_in_turn(works: Mapping[str, Callable[[], Any]], *, times: int) -> dict[
     return {name: min(seconds[name] for seconds in rounds) for name in works}
 
 
+class PeakMemory:
+    """Most memory that was resident since this was made, above what was resident then."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self._before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # Sets the high-water mark to what is resident now.
+
+    def grown(self) -> int:
+        """In bytes."""
+        return _resident("VmHWM") - self._before
+
+
 def peak_bytes(work: Callable[[], Any]) -> int:
     """Most memory that was resident during the call, above what was resident before it."""
-    gc.collect()
-    before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # Sets the high-water mark to what is resident now.
+    memory = PeakMemory()
     kept = work()
-    peak = _resident("VmHWM")
+    peak = memory.grown()
     del kept
-    return peak - before
+    return peak
 
 
 def in_a_new_process(

@@ -149,6 +149,12 @@ class Training(Section):
     )
     threads_per_rank: int = Field(1, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
+    drafter_sharding: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="Each rank holds the drafter, its gradients and moments, or with `fsdp` only a part of them."
+    )
+    target_sharding: Literal["none", "fsdp"] = Field(
+        "none", description="Each rank holds the target's layers, or with `fsdp` only a part of each of them."
+    )
     learning_rate: float = Field(6e-4, gt=0, le=10)
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -236,6 +242,11 @@ class Recipe(Section):
             raise ValueError(
                 f"training.num_ranks {self.training.num_ranks} does not divide batching.slots_per_step {slots}; each "
                 f"rank needs the same number of micro-batches in a step: use one of {_divisors(slots)}"
+            )
+        if self.training.target_sharding == "fsdp" and self.batching.strategy == "varlen":
+            raise ValueError(
+                "training.target_sharding fsdp needs a target that all ranks run equally often, and batching.strategy "
+                "varlen runs it once a document; use another strategy, or target_sharding none"
             )
         return self
 

@@ -75,6 +75,8 @@ def test_a_later_override_wins(recipe_file):
         ("training.betas=[1, 2]", "training.betas.0: input should be less than 1, not 1; training.betas.1: input"),
         ("training.keep_checkpoints=0", "training: keep_checkpoints must be -1 (all) or at least 1"),
         ("training.num_ranks=3", "recipe: training.num_ranks 3 does not divide batching.slots_per_step 8"),
+        ("training.drafter_sharding=none", "training.drafter_sharding: input should be 'ddp' or 'fsdp', not 'none'"),
+        ("training.target_sharding=true", "training.target_sharding: input should be 'none' or 'fsdp'"),
         ("target={}", "target.path: is missing"),
         ("target=", "target: input should be a valid dictionary or instance of Target"),
         ("name=../up", "name: string should match pattern"),
@@ -84,6 +86,15 @@ def test_a_wrong_setting_is_named_with_what_would_be_right(recipe_file, override
     fault = refusal(recipe_file, override)
     assert fault.what.startswith(sentence)
     assert (fault.where, fault.fix) == (str(recipe_file), "correct the recipe or the --set value")
+
+
+def test_parts_of_a_target_need_ranks_that_run_it_equally_often(recipe_file):
+    fault = refusal(recipe_file, "training.target_sharding=fsdp", "batching.strategy=varlen")
+    assert fault.what.startswith(
+        "recipe: training.target_sharding fsdp needs a target that all ranks run equally often"
+    )
+    load_recipe(recipe_file, ["training.target_sharding=fsdp"])
+    load_recipe(recipe_file, ["training.drafter_sharding=fsdp", "batching.strategy=varlen"])
 
 
 def test_every_fault_is_told_at_once(recipe_file):

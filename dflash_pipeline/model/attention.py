@@ -14,22 +14,11 @@ from torch.nn import functional
 
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.masks import Piece
+from dflash_pipeline.model.norm import RMSNorm
 from dflash_pipeline.model.piecewise import attend_piecewise
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines [.., T, 1, D] of positions, ready for `rotate`."""
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm with a plain weight, computed in the weight's type."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class Rotary(nn.Module):

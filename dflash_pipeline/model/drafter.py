@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dflash_pipeline.model.attention import Attention, RMSNorm, Rotary, Rotation
+from dflash_pipeline.model.attention import Attention, Rotary, Rotation
 from dflash_pipeline.model.blocks import Blocks
 from dflash_pipeline.model.config import SLIDING, DrafterConfig
 from dflash_pipeline.model.masks import Piece, attention_pieces, visible_when_drafting
+from dflash_pipeline.model.norm import RMSNorm
 
 INITIAL_DEVIATION = 0.02
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
-from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
@@ -31,8 +30,8 @@ from dflash_pipeline.store.warehouse import Warehouse
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
 from dflash_pipeline.training.checkpoint import checkpoint_name, newest_whole_checkpoint
 from dflash_pipeline.training.distributed import check_world_size
-from dflash_pipeline.training.event_log import read_events
-from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings, run_fingerprint
+from dflash_pipeline.training.event_log import last_attempt_spikes, read_events
+from dflash_pipeline.training.settings import LaunchConfig, Saving, Sharding, TrainingSettings, run_fingerprint
 from dflash_pipeline.training.tracker import EndStatus
 
 logger = logging.getLogger(__name__)
@@ -124,6 +123,7 @@ def launch_config(
             every_steps=recipe.training.checkpoint_steps,
             every_minutes=recipe.training.checkpoint_minutes,
         ),
+        sharding=Sharding(drafter=recipe.training.drafter_sharding, target=recipe.training.target_sharding),
         max_steps=recipe.training.max_steps,
         step_timeout_seconds=recipe.training.step_timeout_seconds,
         experiment=recipe.name,
@@ -190,23 +190,8 @@ def _settle(storage: Storage, config: LaunchConfig, status: EndStatus) -> None:
         logger.info("the MLflow run %s was left running; it now says %s", record.mlflow_run_id, status)
     warehouse = Warehouse(storage.warehouse)
     warehouse.save_run(record)
-    spikes = [e for e in read_events(run_dir / "events.jsonl") if e["kind"] == "spike"]
-    latest = {e["global_step"]: e for e in spikes}
-    warehouse.save_spikes(
-        config.run,
-        [
-            SpikeRecord(
-                global_step=e["global_step"],
-                epoch=e["epoch"],
-                step=e["step"],
-                bucket=e["bucket"],
-                loss=float.fromhex(e["loss_hex"]),
-                expected_loss=float("nan") if e["expected_loss"] is None else e["expected_loss"],
-                sample_ids=tuple(e["sample_ids"]),
-            )
-            for e in latest.values()
-        ],
-    )
+    told = last_attempt_spikes(run_dir / "events.jsonl")
+    warehouse.save_spikes(config.run, [spike for spike in told if spike.rule == "point"])
 
 
 def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:

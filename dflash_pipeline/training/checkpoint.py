@@ -20,6 +20,7 @@ from dflash_pipeline.model.objective import Objective
 from dflash_pipeline.store.files import INCOMPLETE, folder_faults, new_folder, set_aside
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.training.meter import EpochMeter
+from dflash_pipeline.training.sharding import part_like, whole
 from dflash_pipeline.training.spikes import SpikeState
 
 logger = logging.getLogger(__name__)
@@ -75,12 +76,21 @@ def newest_whole_checkpoint(folder: Path) -> Path | None:
 
 
 def copied_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointTensors:
-    """Copies in main memory, so that the next step may change what they were taken from."""
+    """Copies in main memory, so that the next step may change what they were taken from.
+
+    Of tensors in parts the whole is copied: every other rank must call `lend_tensors` meanwhile.
+    """
 
     def copies(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+        return {name: whole(tensor.detach()).to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
 
     return CheckpointTensors(model=copies(model.state_dict()), optimizer=copies(_optimizer_tensors(model, optimizer)))
+
+
+def lend_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Give the rank that copies this rank's parts; nothing to do where every rank holds all."""
+    for tensor in (*model.state_dict().values(), *_optimizer_tensors(model, optimizer).values()):
+        whole(tensor.detach())
 
 
 def save_checkpoint(folder: Path, state: CheckpointState, tensors: CheckpointTensors) -> Path:
@@ -106,12 +116,14 @@ def load_state(path: Path) -> CheckpointState:
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointState:
     """Put weights and optimiser back as they were; returns the rest."""
     state = load_state(path)
-    model.load_state_dict(load_file(path / "model.safetensors"), strict=True)
+    own = model.state_dict()
+    weights = load_file(path / "model.safetensors")
+    model.load_state_dict({name: part_like(weight, own.get(name, weight)) for name, weight in weights.items()})
     tensors = load_file(path / "optimizer.safetensors")
     for name, parameter in model.named_parameters():
         if f"step.{name}" not in tensors:
             continue  # Saved before the first update.
-        slots = {key: tensors[f"{key}.{name}"].to(parameter.device) for key in MOMENTS}
+        slots = {key: part_like(tensors[f"{key}.{name}"], parameter) for key in MOMENTS}
         optimizer.state[parameter] = {"step": tensors[f"step.{name}"], **slots}
     return state
 

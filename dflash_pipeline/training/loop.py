@@ -17,11 +17,10 @@ from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.plans import load_plan, load_planned_epoch
 from dflash_pipeline.store.tokens import TokenStore
-from dflash_pipeline.training.checkpoint import CheckpointState
+from dflash_pipeline.training.checkpoint import CheckpointState, lend_tensors
 from dflash_pipeline.training.checkpoint_writer import CheckpointWriter
 from dflash_pipeline.training.collate import AnchorRule, Collator
 from dflash_pipeline.training.distributed import Ranks, check_world_size
@@ -32,6 +31,7 @@ from dflash_pipeline.training.resume import resume
 from dflash_pipeline.training.saving import SaveClock
 from dflash_pipeline.training.schedule import learning_rate
 from dflash_pipeline.training.settings import LaunchConfig
+from dflash_pipeline.training.sharding import load_target, parallel_drafter
 from dflash_pipeline.training.spikes import no_history
 from dflash_pipeline.training.step import StepResult, Wishes, run_step
 from dflash_pipeline.training.tracker import Tracker
@@ -80,10 +80,11 @@ class Trainer:
         self.plan_dir = Path(config.plan_dir)
         self.plan: RunPlan = load_plan(self.plan_dir, config.plan)
         check_world_size(ranks.world_size, self.plan.spec.slots_per_step)
-        self.target = FrozenTarget.load(
-            Path(config.target_dir), device=str(ranks.device), tap_layer_ids=config.drafter.tap_layer_ids
+        self.target = load_target(
+            Path(config.target_dir), ranks, config.sharding.target, tap_layer_ids=config.drafter.tap_layer_ids
         )
         self.drafter = Drafter.initialised(config.drafter, config.settings.seed).to(ranks.device)
+        self.model = parallel_drafter(self.drafter, ranks, config.sharding.drafter)
         self.optimizer = torch.optim.AdamW(
             self.drafter.parameters(),
             lr=config.settings.learning_rate,
@@ -104,7 +105,6 @@ class Trainer:
         )
         self.writer = CheckpointWriter(checkpoints, keep=config.saving.keep) if ranks.is_first else None
         self.clock = SaveClock(config.saving)
-        self.model = ranks.parallel(self.drafter)
         tokens = TokenStore(Path(config.snapshot_dir), config.shards)
         self.collate = Collator(
             tokens=tokens,
@@ -217,6 +217,7 @@ class Trainer:
     def _save(self, done: GlobalStep) -> None:
         self.clock.saved()
         if self.writer is None:
+            lend_tensors(self.drafter, self.optimizer)
             return
         self.reporter.tracker.sync()  # A checkpoint must never know more than the event log.
         state = CheckpointState(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.model.config import DrafterConfig
@@ -41,6 +42,20 @@ class Saving:
     every_minutes: float | None = None
 
 
+DrafterSharding = Literal["ddp", "fsdp"]
+TargetSharding = Literal["none", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding:
+    """Whose weights each rank holds only a part of. Changes memory and traffic, not what is trained."""
+
+    drafter: DrafterSharding = "ddp"
+    """`fsdp`: of weights, gradients and moments."""
+    target: TargetSharding = "none"
+    """`fsdp`: of its layers."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
     """Everything a rank needs, as one JSON file: paths of what it reads and writes, and how it is run."""
@@ -60,6 +75,7 @@ class LaunchConfig:
     settings: TrainingSettings
     device: str
     saving: Saving
+    sharding: Sharding = Sharding()
     max_steps: int | None
     """Stop after this many steps of the plan; the learning rate still looks to the plan's end."""
     step_timeout_seconds: float

@@ -13,6 +13,7 @@ from dflash_pipeline.model.objective import Objective, micro_batch_loss
 from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.training.collate import PreparedBatch
 from dflash_pipeline.training.distributed import Ranks, without_sync
+from dflash_pipeline.training.sharding import whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +79,7 @@ def run_step(
     weight = planned if objective.weighting == "decay" else sums.weight
     if weight != planned:
         _scale_gradients(model, planned / weight)
-    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
+    norm = float(whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm)))
     applied = math.isfinite(sums.loss) and math.isfinite(norm)
     if applied:
         optimizer.step()
@@ -102,7 +103,7 @@ def _accumulate(
     ranks: Ranks,
 ) -> _Sums:
     """Backward over this rank's micro-batches; sums over all ranks of loss, weight, correct prefixes and blocks."""
-    # DDP averages over ranks; the loss is a sum over them.
+    # Gradients are averaged over ranks; the loss is a sum over them.
     scale = ranks.world_size / weight
     sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
     for index, prepared in enumerate(batches):

@@ -129,6 +129,29 @@ def test_every_process_holds_a_target(tmp_path: Path) -> None:
     assert faults(tmp_path, machine=devices, training=CUDA) == ()
 
 
+@pytest.mark.parametrize(
+    ("drafter", "target", "room"),
+    [("ddp", "none", 5.39e6), ("fsdp", "none", 4.54e6), ("ddp", "fsdp", 3.82e6), ("fsdp", "fsdp", 2.96e6)],
+)
+def test_parts_take_less_of_a_device(tmp_path: Path, drafter: str, target: str, room: float) -> None:
+    """Of the target's 918,912 weights 787,712 are in its layers; the drafter has 107,072, times four."""
+    training = CUDA | {"drafter_sharding": drafter, "target_sharding": target}
+
+    def where(num_bytes: float) -> list[str]:
+        devices = replace(ROOMY, device_memory=(2**40, int(num_bytes)))  # Evaluation takes the first one.
+        return [fault.where for fault in faults(tmp_path, machine=devices, training=training)]
+
+    assert where(room) == []
+    assert where(room - 2e4) == ["training.num_ranks"]
+
+
+def test_in_main_memory_a_target_is_whole_before_it_is_in_parts(tmp_path: Path) -> None:
+    parts = {"drafter_sharding": "fsdp", "target_sharding": "fsdp"}
+    assert faults(tmp_path, machine=replace(ROOMY, free_memory=7_400_000), training=parts) == ()
+    [fault] = faults(tmp_path, machine=replace(ROOMY, free_memory=7_300_000), training=parts)
+    assert fault.where == "training.num_ranks"
+
+
 def test_evaluation_shares_one_device(tmp_path: Path) -> None:
     devices = replace(ROOMY, device_memory=(2**23,) * 2)
     evaluation = {"num_prompts": 3, "num_processes": 3}

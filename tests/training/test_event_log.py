@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dflash_pipeline import faults
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
-from dflash_pipeline.training.event_log import EventLog, last_attempt_losses, read_events
+from dflash_pipeline.training.event_log import EventLog, last_attempt_losses, last_attempt_spikes, read_events
 from dflash_pipeline.training.tracker import NullTracker, Tracker
 
 STEP = StepRecord(
@@ -39,7 +39,17 @@ STEP = StepRecord(
     run_cost_fraction=0.04,
 )
 EPOCH = EpochRecord(global_step=10, epoch=0, num_steps=10, padding_efficiency=0.9, mean_loss=2.0, seconds=5.0)
-SPIKE = SpikeRecord(global_step=3, epoch=0, step=2, bucket=1, loss=9.0, expected_loss=2.0, sample_ids=(4, 7))
+SPIKE = SpikeRecord(
+    global_step=3,
+    epoch=0,
+    step=2,
+    bucket=1,
+    loss=9.0,
+    expected_loss=2.0,
+    rule="point",
+    severity="alert",
+    sample_ids=(4, 7),
+)
 
 
 @pytest.fixture
@@ -114,6 +124,35 @@ def test_the_last_attempt_of_a_step_counts(path: Path):
     log = EventLog(path)
     log.step(replace(STEP, global_step=2, attempt=2, loss=0.5))
     assert last_attempt_losses(path) == [(1, (1.0).hex()), (2, (0.5).hex()), (3, (3.0).hex())]
+
+
+def test_spikes_of_the_last_attempt_count(path: Path):
+    """Told of a step that was done again without being told of, or of one that was lost, they are superseded."""
+    log = EventLog(path)
+    for step, told in ((1, True), (2, True), (3, False), (4, True)):
+        log.step(replace(STEP, global_step=step))
+        if told:
+            log.spike(replace(SPIKE, global_step=step))
+    log.end("failed")
+    log = EventLog(path)
+    log.step(replace(STEP, global_step=2, attempt=2))
+    log.step(replace(STEP, global_step=3, attempt=2, loss=math.inf))
+    last = replace(SPIKE, global_step=3, loss=math.inf, expected_loss=0.1, rule="slow rise", severity="warn")
+    log.spike(last)
+    assert last_attempt_spikes(path) == [replace(SPIKE, global_step=1), last]
+
+
+def test_spikes_of_before_there_were_slow_rises(path: Path):
+    log = EventLog(path)
+    log.step(STEP)
+    log.spike(replace(SPIKE, expected_loss=math.nan))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for name in ("rule", "severity"):
+        del lines[1][name]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    [spike] = last_attempt_spikes(path)
+    assert math.isnan(spike.expected_loss)
+    assert (spike.rule, spike.severity, spike.sample_ids) == ("point", "warn", (4, 7))
 
 
 def test_a_full_disk_is_an_error_and_not_a_gap(path: Path, monkeypatch: pytest.MonkeyPatch):

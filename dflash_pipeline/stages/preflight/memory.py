@@ -54,7 +54,8 @@ def check_devices(subject: Subject) -> Iterator[Fault]:
             yield Fault(
                 where=setting,
                 what=f"target and drafter need at least {gib(needed)} of a device that has {gib(room)}",
-                fix="use devices with more memory, a smaller target or drafter, or fewer processes of evaluation",
+                fix="use devices with more memory, a smaller target or drafter, training.target_sharding fsdp, or "
+                "fewer processes of evaluation",
             )
 
 
@@ -68,10 +69,22 @@ def _residents(subject: Subject, *, on_device: bool) -> tuple[tuple[str, int, in
             ("training.num_ranks", subject.num_ranks, target, "the target"),
             ("evaluation.num_processes", processes, target, "the target"),
         )
+    training = _training_needs(subject)
+    # In main memory the target is whole before it is in parts.
+    needs = training if on_device else max(target, training)
     return (
-        ("training.num_ranks", subject.num_ranks, target + 4 * drafter, "target, drafter, gradients and two moments"),
+        ("training.num_ranks", subject.num_ranks, needs, "target, drafter, gradients and two moments"),
         ("evaluation.num_processes", processes, target + drafter, "target and drafter"),
     )
+
+
+def _training_needs(subject: Subject) -> int:
+    """Of one rank, which may hold parts of the target's layers and, once it is made, of the drafter and what is its."""
+    training, ranks = subject.recipe.training, subject.num_ranks
+    target, layers, drafter = subject.target_bytes, subject.target_layer_bytes, subject.drafter_bytes
+    if training.target_sharding == "fsdp":
+        target += layers // ranks - layers
+    return target + (4 * drafter if training.drafter_sharding == "ddp" else max(drafter, 4 * drafter // ranks))
 
 
 def check_shared_memory(subject: Subject) -> Iterator[Fault]:

@@ -69,6 +69,10 @@ class SourceSample:
     tokenised: Coverage
     documents: Coverage
     token_ids: frozenset[int]
+    lengths: tuple[tuple[int, int], ...]
+    """Tokens, and supervised tokens, of each sample."""
+    whole: bool
+    """Whether these are all rows of all its files."""
 
     @property
     def num_rows(self) -> int:
@@ -96,9 +100,12 @@ def sample_source(source: SourceFile, limits: Limits, effort: Effort, tokenise: 
     chosen = sorted({0, len(files) // 2, len(files) - 1})
     said: list[Turns | PromptOnly | Reason] = []
     unreadable: list[FileUnreadable] = []
+    whole = len(chosen) == len(files)
     for at in chosen:
         try:
-            said += list(_first_rows(files[at], limits, effort))
+            rows, ended = _first_rows(files[at], limits, effort)
+            said += rows
+            whole = whole and ended
         except FileUnreadable as refusal:
             unreadable.append(refusal)
     taken = [turns for turns in said if isinstance(turns, Turns)]
@@ -121,6 +128,8 @@ def sample_source(source: SourceFile, limits: Limits, effort: Effort, tokenise: 
         tokenised=_coverage([sample for turns, sample in samples if turns.tokenised is not None]),
         documents=_coverage([sample for turns, sample in samples if turns.document is not None]),
         token_ids=frozenset(token for _, sample in samples for token in np.unique(sample.input_ids).tolist()),
+        lengths=tuple((sample.num_tokens, sample.num_supervised) for _, sample in samples),
+        whole=whole,
     )
 
 
@@ -130,16 +139,18 @@ def _size(file: SourceFile) -> int:
     return file.path.stat().st_size
 
 
-def _first_rows(file: SourceFile, limits: Limits, effort: Effort) -> Iterator[Turns | PromptOnly | Reason]:
-    """What each row says, or why it is rejected."""
+def _first_rows(file: SourceFile, limits: Limits, effort: Effort) -> tuple[list[Turns | PromptOnly | Reason], bool]:
+    """What each row says, or why it is rejected; and whether the file has no more."""
     name, began, characters = shown(file.path), time.monotonic(), 0
     known = file.format or detect_format(file.path, name=name, limits=limits)
-    for row in islice(read_rows(file.path, known, name=name, limits=limits), effort.rows):
+    rows, found = read_rows(file.path, known, name=name, limits=limits), list[Turns | PromptOnly | Reason]()
+    for row in islice(rows, effort.rows):
         for said in [row.reason] if isinstance(row, BadRow) else _said(row.value, file.mapping):
             characters += said.size if isinstance(said, Turns) else 0
-            yield said
+            found.append(said)
         if characters >= effort.characters or time.monotonic() - began >= effort.seconds:
-            return
+            return found, False
+    return found, next(rows, None) is None
 
 
 def _said(row: Mapping[str, object], mapping: Mapping[str, str]) -> Iterator[Turns | PromptOnly | Reason]:

@@ -47,6 +47,11 @@ class Subject:
         return 0 if self.target.weights is None else _FLOAT * self.target.weights.num_parameters
 
     @property
+    def target_layer_bytes(self) -> int:
+        """Of the target's layers alone, in float32."""
+        return 0 if self.target.weights is None else _FLOAT * self.target.weights.num_layer_parameters
+
+    @property
     def drafter_bytes(self) -> int:
         """Of the drafter's weights in float32; 0 when it is refused."""
         shapes = {} if self.drafter is None else zlab_tensor_shapes(self.drafter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from dflash_pipeline.model.target_files import check_target_folder
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
+_OF_A_LAYER = re.compile(r"\.\d+\.")
 _FIX = "copy or download the target again"
 
 
@@ -22,6 +24,8 @@ class Weights:
     """How large a target is."""
 
     num_parameters: int
+    num_layer_parameters: int
+    """Those whose name has a number in it: of the layers, and not of embedding, head or last norm."""
     embedding_rows: int | None
     """None: no tensor has one of the customary names."""
 
@@ -29,13 +33,14 @@ class Weights:
 def read_weights(folder: Path) -> Weights:
     """The sizes that the headers state; refused when a file is missing, torn or no safetensors."""
     check_target_folder(folder)
-    num_parameters, rows = 0, None
+    num_parameters, in_layers, rows = 0, 0, None
     for path in _files(folder):
         for name, shape in _shapes(path).items():
             num_parameters += math.prod(shape)
+            in_layers += math.prod(shape) if _OF_A_LAYER.search(name) else 0
             if name.endswith(_EMBEDDINGS) and len(shape) == 2:
                 rows = shape[0]
-    return Weights(num_parameters=num_parameters, embedding_rows=rows)
+    return Weights(num_parameters=num_parameters, num_layer_parameters=in_layers, embedding_rows=rows)
 
 
 def _files(folder: Path) -> list[Path]:
