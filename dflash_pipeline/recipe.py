@@ -155,6 +155,12 @@ class Training(Section):
     target_sharding: Literal["none", "fsdp"] = Field(
         "none", description="Each rank holds the target's layers, or with `fsdp` only a part of each of them."
     )
+    activation_checkpointing: bool = Field(
+        False, description="Less memory for activations, and about a third more work in the drafter."
+    )
+    compile: bool = Field(
+        False, description="torch.compile for the drafter's layers: slow to start, faster steps; needs a C++ compiler."
+    )
     learning_rate: float = Field(6e-4, gt=0, le=10)
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
@@ -242,6 +248,11 @@ class Recipe(Section):
             raise ValueError(
                 f"training.num_ranks {self.training.num_ranks} does not divide batching.slots_per_step {slots}; each "
                 f"rank needs the same number of micro-batches in a step: use one of {_divisors(slots)}"
+            )
+        if self.training.compile and self.training.drafter_sharding == "fsdp":
+            raise ValueError(
+                "training.compile together with training.drafter_sharding fsdp is not supported: each layer would be "
+                "compiled in parts that come and go; set one of them back"
             )
         if self.training.target_sharding == "fsdp" and self.batching.strategy == "varlen":
             raise ValueError(

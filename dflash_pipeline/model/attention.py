@@ -5,7 +5,7 @@ R rows, Q slots of all blocks, T keys (context, then slots), H hidden, N heads, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dflash_pipeline.model.config import DrafterConfig
-from dflash_pipeline.model.masks import Piece
 from dflash_pipeline.model.norm import RMSNorm
-from dflash_pipeline.model.piecewise import attend_piecewise
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and signed sines [.., T, 1, D] of positions, ready for `rotate`."""
@@ -80,14 +78,11 @@ class Attention(nn.Module):
 
     def attend(self, q_RNQD: Tensor, k_RGTD: Tensor, v_RGTD: Tensor, mask: Tensor | None) -> Tensor:
         """[R, Q, H]"""
-        mixed = functional.scaled_dot_product_attention(q_RNQD, k_RGTD, v_RGTD, attn_mask=mask, enable_gqa=True)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
-        return out
+        return self.project(
+            functional.scaled_dot_product_attention(q_RNQD, k_RGTD, v_RGTD, attn_mask=mask, enable_gqa=True)
+        )
 
-    def attend_in_pieces(
-        self, q_1NQD: Tensor, k_1GTD: Tensor, v_1GTD: Tensor, pieces: Sequence[Piece], *, kind: str, num_context: int
-    ) -> Tensor:
-        """[1, Q, H]: each piece of blocks over the context it needs and its own slots."""
-        mixed = attend_piecewise(q_1NQD, k_1GTD, v_1GTD, pieces, kind=kind, num_context=num_context)
-        out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+    def project(self, mixed_1NQD: Tensor) -> Tensor:
+        """[1, Q, H]"""
+        out: Tensor = self.o_proj(mixed_1NQD.transpose(1, 2).flatten(2))
         return out

@@ -127,6 +127,16 @@ class DrafterConfig:
             )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """How a drafter is run while it trains. Changes memory and time, and the last bits of a result."""
+
+    recompute: bool = False
+    """A layer keeps what goes into it only, and runs again in the backward pass (activation checkpointing)."""
+    compiled: bool = False
+    """torch.compile around each layer's attention, once for all sizes of micro-batches."""
+
+
 def default_tap_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
     """As many taps as the drafter has layers, spread evenly from layer 1 to N - 3; the middle layer for one.
 

@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from dflash_pipeline.model.attention import Attention, Rotary, Rotation
 from dflash_pipeline.model.blocks import Blocks
-from dflash_pipeline.model.config import SLIDING, DrafterConfig
-from dflash_pipeline.model.masks import Piece, attention_pieces, visible_when_drafting
+from dflash_pipeline.model.config import SLIDING, DrafterConfig, Execution
+from dflash_pipeline.model.masks import visible_when_drafting
+from dflash_pipeline.model.mixing import Mixer, mixer_of
 from dflash_pipeline.model.norm import RMSNorm
 
 INITIAL_DEVIATION = 0.02
@@ -48,23 +50,32 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One pre-norm layer. The context goes into keys and values as it is: not normed here, never updated."""
 
-    def __init__(self, config: DrafterConfig, kind: str) -> None:
+    def __init__(self, config: DrafterConfig, kind: str, *, compiled: bool) -> None:
         super().__init__()
         self.kind = kind
+        # Not the attention between them, which goes by pieces on a CPU and is compiled by itself on CUDA.
+        self._read = torch.compile(self._to_attend, dynamic=True) if compiled else self._to_attend
+        self._write = torch.compile(self._with_mixed, dynamic=True) if compiled else self._with_mixed
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(
-        self, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, pieces: tuple[Piece, ...]
+        self, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, mix: Mixer
     ) -> Tensor:
+        q, k, v = self._read(x_1QH, context_1CH, slots, keys)
+        return self._write(x_1QH, mix(q, k, v, self.kind))
+
+    def _to_attend(
+        self, x_1QH: Tensor, context_1CH: Tensor, slots: Rotation, keys: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor]:
         normed = self.input_layernorm(x_1QH)
-        attention = self.self_attn
-        q = attention.queries(normed, slots)
-        k, v = attention.keys_values(torch.cat((context_1CH, normed), dim=1), keys)
-        x_1QH = x_1QH + attention.attend_in_pieces(q, k, v, pieces, kind=self.kind, num_context=context_1CH.shape[1])
-        return self._with_mlp(x_1QH)
+        k, v = self.self_attn.keys_values(torch.cat((context_1CH, normed), dim=1), keys)
+        return self.self_attn.queries(normed, slots), k, v
+
+    def _with_mixed(self, x_1QH: Tensor, mixed_1NQD: Tensor) -> Tensor:
+        return self._with_mlp(x_1QH + self.self_attn.project(mixed_1NQD))
 
     def draft(self, x_1KH: Tensor, context: tuple[Tensor, Tensor], *, slots: Rotation, window: Tensor | None) -> Tensor:
         normed = self.input_layernorm(x_1KH)
@@ -82,19 +93,22 @@ class Layer(nn.Module):
 class Drafter(nn.Module):
     """`forward` trains many blocks of many rows at once; `draft` drafts one block with a cache. Both agree."""
 
-    def __init__(self, config: DrafterConfig) -> None:
+    def __init__(self, config: DrafterConfig, execution: Execution = Execution()) -> None:
         super().__init__()
         self.config = config
+        self.execution = execution
         self.fc = nn.Linear(len(config.tap_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.layers: Sequence[Layer] = nn.ModuleList(Layer(config, kind) for kind in config.layer_types)  # type: ignore[assignment]
+        self.layers: Sequence[Layer] = nn.ModuleList(
+            Layer(config, kind, compiled=execution.compiled) for kind in config.layer_types
+        )  # type: ignore[assignment]
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary = Rotary(config.head_dim, config.rope_theta)
 
     @classmethod
-    def initialised(cls, config: DrafterConfig, seed: int) -> Drafter:
+    def initialised(cls, config: DrafterConfig, seed: int, execution: Execution = Execution()) -> Drafter:
         """A new drafter: norms at one, every other weight normal; the same for the same seed, on the CPU."""
-        drafter = cls(config)
+        drafter = cls(config, execution)
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in drafter.parameters():
@@ -110,7 +124,7 @@ class Drafter(nn.Module):
         `features_RWF` are those of the batch's rows, at least as far as `blocks.contexts` reach.
         """
         dtype = self.norm.weight.dtype
-        pieces = attention_pieces(blocks, config=self.config, dtype=dtype)
+        mix = mixer_of(blocks, self.config, dtype=dtype)
         context_1CH = self.context(_packed(features_RWF, blocks))[None]
 
         slot_K = torch.arange(self.config.block_size, device=blocks.anchors.device)
@@ -120,7 +134,7 @@ class Drafter(nn.Module):
 
         x_1QH = block_embeddings_AKH.flatten(0, 1)[None].to(dtype)
         for layer in self.layers:
-            x_1QH = layer(x_1QH, context_1CH, slots=slots, keys=keys, pieces=pieces)
+            x_1QH = self._through(layer, x_1QH, context_1CH, slots=slots, keys=keys, mix=mix)
         hidden: Tensor = self.norm(x_1QH)
         return hidden.view(block_embeddings_AKH.shape)
 
@@ -142,6 +156,16 @@ class Drafter(nn.Module):
         """Features [.., F] to the context [.., H] that every layer reads."""
         context: Tensor = self.hidden_norm(self.fc(features))
         return context
+
+    def _through(
+        self, layer: Layer, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, mix: Mixer
+    ) -> Tensor:
+        inputs = {"slots": slots, "keys": keys, "mix": mix}
+        if self.execution.recompute and torch.is_grad_enabled():
+            again: Tensor = checkpoint(layer, x_1QH, context_1CH, use_reentrant=False, **inputs)
+            return again
+        out: Tensor = layer(x_1QH, context_1CH, **inputs)
+        return out
 
     def _extend(self, cache: DrafterCache, features_SF: Tensor) -> None:
         positions = torch.arange(cache.length, cache.length + features_SF.shape[0], device=features_SF.device)

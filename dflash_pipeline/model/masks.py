@@ -41,7 +41,9 @@ def window_of(kind: str, config: DrafterConfig) -> int | None:
 
 def sees(blocks: Blocks, *, block_size: int, window: int | None) -> Sees:
     """The rule of this module, as a function of whole numbers or of tensors of them that broadcast."""
-    starts, ends, num_context = blocks.context_starts, blocks.context_ends, blocks.num_context
+    starts, ends = blocks.context_starts, blocks.context_ends
+    # As a tensor: a compiled kernel would be built anew for every other number.
+    num_context = ends[-1]
 
     def slot_sees_key(_row: Tensor | int, _head: Tensor | int, slot: Tensor, key: Tensor) -> Tensor:
         block = slot // block_size

@@ -79,29 +79,39 @@ def micro_batch_loss(
 ) -> LossParts:
     """Weighted loss of every block of a micro-batch. Without any weight it is 0, attached to every parameter.
 
-    `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_AK` are those of `planned_weights`.
+    `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_AK` are those of `planned_weights`, on the host.
     """
-    config = _config_of(drafter)
+    config, device = _config_of(drafter), batch.input_ids.device
     features, last_RSH = target_outputs(target, batch, needs_last=objective.kl > 0)
     hidden_AKH = drafter(features, block_embeddings(target, batch, config), batch.blocks)
 
-    chosen_N = weights_AK.flatten().nonzero().squeeze(1)
+    # Counted on the host, which knows the weights: a device would have to be waited for.
+    chosen = weights_AK.flatten().nonzero().squeeze(1)
+    chosen_N = sent(chosen, device)
     places_N = _places(batch, config.block_size).flatten()[chosen_N]
     labels_N = batch.input_ids.flatten()[places_N]
     # The target predicts the label at p from its last hidden state at p - 1.
     teachers_NH = None if last_RSH is None else last_RSH.flatten(0, 1)[places_N - 1]
     slots = slot_losses(hidden_AKH.flatten(0, 1)[chosen_N], labels_N, teachers_NH, target, objective.kl)
-    weights_N = _final_weights(weights_AK, chosen_N, slots.cross_entropy, objective)
-    correct = torch.zeros(weights_AK.numel(), dtype=torch.bool, device=weights_AK.device)
+    if objective.weighting == "decay":
+        weights_N = sent(weights_AK.flatten()[chosen], device)
+    else:
+        weights_N = _dpace_weights(sent(weights_AK, device), chosen_N, slots.cross_entropy, objective)
+    correct = torch.zeros(weights_AK.numel(), dtype=torch.bool, device=device)
     correct[chosen_N] = slots.correct
-    leading = correct.view_as(weights_AK)[..., 1:].long().cumprod(-1).sum()
-    num_blocks = (weights_AK[..., 1] > 0).sum()
+    leading = correct.view(weights_AK.shape)[..., 1:].long().cumprod(-1).sum()
+    num_blocks = int((weights_AK[..., 1] > 0).sum())
     return LossParts(
         loss_sum=(slots.losses * weights_N).sum() + hidden_AKH.sum() * 0.0,
         weight=weights_N.sum(dtype=torch.float64),
         num_correct_prefix=num_blocks + leading,
         num_blocks=num_blocks,
     )
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a device. To CUDA from pinned memory: from any other the copy waits for the device."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def target_outputs(target: FrozenTarget, batch: TrainingBatch, *, needs_last: bool) -> tuple[Tensor, Tensor | None]:
@@ -135,10 +145,8 @@ def _places(batch: TrainingBatch, block_size: int) -> Tensor:
     return (batch.blocks.anchors[:, None] + slot_K).clamp(max=batch.input_ids.numel() - 1)
 
 
-def _final_weights(weights_AK: Tensor, chosen_N: Tensor, entropy_N: Tensor, objective: Objective) -> Tensor:
-    """[N]. D-PACE: w_j = sum over m >= j of the chance that slots 1 … m are all accepted, each chance smoothed."""
-    if objective.weighting == "decay":
-        return weights_AK.flatten()[chosen_N]
+def _dpace_weights(weights_AK: Tensor, chosen_N: Tensor, entropy_N: Tensor, objective: Objective) -> Tensor:
+    """[N]: w_j = sum over m >= j of the chance that slots 1 … m are all accepted, each chance smoothed."""
     chances = torch.ones(weights_AK.numel(), dtype=torch.float32, device=weights_AK.device)
     chances[chosen_N] = (1 - objective.smoothing) * (-entropy_N).exp() + objective.smoothing
     accepted_AK = chances.view_as(weights_AK).cumprod(-1) * weights_AK

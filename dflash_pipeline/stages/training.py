@@ -14,6 +14,7 @@ from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.launch.torchrun import run_ranks
 from dflash_pipeline.model.anchors import default_anchor_share
+from dflash_pipeline.model.config import Execution
 from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.model.objective import Objective, default_decay
 from dflash_pipeline.model.target import check_plain_head
@@ -122,6 +123,9 @@ def launch_config(
             keep=recipe.training.keep_checkpoints,
             every_steps=recipe.training.checkpoint_steps,
             every_minutes=recipe.training.checkpoint_minutes,
+        ),
+        execution=Execution(
+            recompute=recipe.training.activation_checkpointing, compiled=recipe.training.compile
         ),
         sharding=Sharding(drafter=recipe.training.drafter_sharding, target=recipe.training.target_sharding),
         max_steps=recipe.training.max_steps,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dflash_pipeline.contracts.errors import Refused
@@ -31,12 +31,17 @@ class Ranks:
         return range(self.rank, slots_per_step, self.world_size)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Sums over all ranks, in float64. Every rank must call it, and gets the same answer."""
-        if self.world_size == 1:
-            return [float(value) for value in values]
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        return tensor.tolist()
+        """Sums over all ranks, in float64. Every rank must call it, and gets the same answer.
+
+        Of numbers on the host: they go from host to host, and no device is waited for.
+        """
+        return self.total(torch.tensor(values, dtype=torch.float64)).tolist()
+
+    def total(self, tensor: Tensor) -> Tensor:
+        """In place, the sum over all ranks, where the tensor is. Every rank must call it."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
 
     def wait_for_all(self) -> None:
         if self.world_size > 1:
@@ -64,7 +69,7 @@ def process_group(*, rank: int, local_rank: int, world_size: int, device: str) -
     if world_size == 1:
         yield Ranks(rank=0, world_size=1, device=here)
         return
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
     try:
         yield Ranks(rank=rank, world_size=world_size, device=here)
     finally:

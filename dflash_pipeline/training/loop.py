@@ -83,7 +83,8 @@ class Trainer:
         self.target = load_target(
             Path(config.target_dir), ranks, config.sharding.target, tap_layer_ids=config.drafter.tap_layer_ids
         )
-        self.drafter = Drafter.initialised(config.drafter, config.settings.seed).to(ranks.device)
+        drafter = Drafter.initialised(config.drafter, config.settings.seed, config.execution)
+        self.drafter = drafter.to(ranks.device)
         self.model = parallel_drafter(self.drafter, ranks, config.sharding.drafter)
         self.optimizer = torch.optim.AdamW(
             self.drafter.parameters(),

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.model.loading import load_causal_lm
+from dflash_pipeline.model.loading import Dtype, load_causal_lm
 from dflash_pipeline.model.target import FrozenTarget, decoder_layers
 from dflash_pipeline.training.distributed import Ranks
 from dflash_pipeline.training.settings import DrafterSharding, TargetSharding
@@ -44,9 +44,10 @@ def load_target(path: Path, ranks: Ranks, sharding: TargetSharding, *, tap_layer
     ranks differ in how many chunks they have, so that a rank with more would wait for the others for good. For the
     same reason every rank must run the target equally often: a micro-batch in one pass, not a document at a time.
     """
+    dtype: Dtype = "bfloat16" if ranks.device.type == "cuda" else "float32"
     if sharding == "none" or ranks.world_size == 1:
-        return FrozenTarget.load(path, device=str(ranks.device), tap_layer_ids=tap_layer_ids)
-    model = load_causal_lm(path)
+        return FrozenTarget.load(path, device=str(ranks.device), dtype=dtype, tap_layer_ids=tap_layer_ids)
+    model = load_causal_lm(path, dtype=dtype)
     # Before sharding: its cut trunk is a shallow copy, which a sharded module refuses, and shares the hooks set later.
     target = FrozenTarget(model, tap_layer_ids=tap_layer_ids)
     _shard_layers(model, ranks)

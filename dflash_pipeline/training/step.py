@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.model.objective import Objective, micro_batch_loss
@@ -38,14 +39,6 @@ class StepResult:
     """Of any rank."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Sums:
-    loss: float
-    weight: float
-    correct: float
-    blocks: float
-
-
 def run_step(
     model: nn.Module,
     target: FrozenTarget,
@@ -63,6 +56,8 @@ def run_step(
     the forward are summed first, so that every micro-batch's gradient is final as it is made; those that depend on the
     drafter (D-PACE) correct the gradient once, at the end. A loss or gradient that is not finite leaves the weights as
     they are; all ranks see the same numbers and decide alike.
+
+    The host waits for the device once, at the end; with D-PACE a second time, for the weights.
     """
     planned, anchors, stops, saves = ranks.sum(
         [sum(b.weight for b in batches), sum(b.num_anchors for b in batches), float(wishes.stop), float(wishes.save)]
@@ -75,17 +70,18 @@ def run_step(
             fix="rebuild the snapshot: tokenisation keeps only samples with two consecutive supervised tokens",
         )
     optimizer.zero_grad(set_to_none=True)
-    sums = _accumulate(model, target, batches, objective=objective, weight=planned, ranks=ranks)
-    weight = planned if objective.weighting == "decay" else sums.weight
+    totals = ranks.total(_accumulate(model, target, batches, objective=objective, weight=planned, ranks=ranks))
+    weight = planned if objective.weighting == "decay" else float(totals[1])
     if weight != planned:
         _scale_gradients(model, planned / weight)
-    norm = float(whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm)))
-    applied = math.isfinite(sums.loss) and math.isfinite(norm)
+    gradient_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
+    loss_sum, correct, norm = torch.stack((totals[0], totals[2], gradient_norm.double())).tolist()
+    applied = math.isfinite(loss_sum) and math.isfinite(norm)
     if applied:
         optimizer.step()
     return StepResult(
-        loss=sums.loss / weight,
-        expected_acceptance=sums.correct / max(sums.blocks, 1.0),
+        loss=loss_sum / weight,
+        expected_acceptance=correct / max(anchors, 1.0),
         gradient_norm=norm,
         num_anchors=int(anchors),
         applied=applied,
@@ -101,27 +97,22 @@ def _accumulate(
     objective: Objective,
     weight: float,
     ranks: Ranks,
-) -> _Sums:
-    """Backward over this rank's micro-batches; sums over all ranks of loss, weight, correct prefixes and blocks."""
+) -> Tensor:
+    """Backward over this rank's micro-batches; sums over them of loss, weight and correct slots in front [3]."""
     # Gradients are averaged over ranks; the loss is a sum over them.
     scale = ranks.world_size / weight
-    sums = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
     for index, prepared in enumerate(batches):
-        with without_sync(model, skip=index < len(batches) - 1):
-            parts = micro_batch_loss(
-                model, target, prepared.batch.to(ranks.device), prepared.weights.to(ranks.device), objective
-            )
+        with without_sync(model, skip=index < len(batches) - 1), _precision(ranks.device):
+            parts = micro_batch_loss(model, target, prepared.batch.to(ranks.device), prepared.weights, objective)
             (parts.loss_sum * scale).backward()
-        sums += torch.stack(
-            (
-                parts.loss_sum.detach().double(),
-                parts.weight,
-                parts.num_correct_prefix.double(),
-                parts.num_blocks.double(),
-            )
-        )
-    loss, final_weight, correct, blocks = ranks.sum(sums.tolist())
-    return _Sums(loss=loss, weight=final_weight, correct=correct, blocks=blocks)
+        sums += torch.stack((parts.loss_sum.detach().double(), parts.weight, parts.num_correct_prefix.double()))
+    return sums
+
+
+def _precision(device: torch.device) -> AbstractContextManager[object]:
+    """bfloat16 products over float32 weights on CUDA; a CPU computes in float32."""
+    return torch.autocast("cuda", dtype=torch.bfloat16) if device.type == "cuda" else nullcontext()
 
 
 def _scale_gradients(model: nn.Module, factor: float) -> None:

@@ -128,7 +128,9 @@ def test_parquet_keeps_nested_rows_and_leaves_out_what_is_null(tmp_path: Path) -
     path.write_bytes(as_parquet(rows))  # type: ignore[arg-type]
     _, [conversation], [rejected] = take(path)
     assert conversation.conversation_id == "7"
-    assert conversation.messages[1].tool_calls == json.dumps([call], separators=(",", ":"))
+    calls = conversation.messages[1].tool_calls
+    assert calls is not None
+    assert json.loads(calls) == [call]  # pyarrow below 21 sorts the names of a struct it is given.
     assert (rejected.line, rejected.reason) == (2, "no_messages")
 
 

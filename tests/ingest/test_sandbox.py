@@ -14,7 +14,7 @@ from dflash_pipeline.ingest.template import ChatTemplate
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "tests" / "cases" / "fixtures"
 PARTS = (
-    "{% for m in messages %}{%- if m.reasoning_content %}[{{ m.thinking }}|{{ m.reasoning }}]{% endif -%}\n"
+    "{% for m in messages %}{%- if m.reasoning_content %}[{{ m.reasoning_content }}|{{ m.x }}]{% endif -%}\n"
     "  {% if m.role == 'tool' %}{% continue %}{% endif %}{{ bos_token }}{{ m.content }}"
     "{{ (m.tool_calls or []) | tojson }}\n"
     "{% generation %}{% set x = 1 %}{{ x }}{% endgeneration %}{{ x }}{{ dict(a=1) }}{{ tools | tojson(indent=2) }}"
@@ -46,6 +46,13 @@ def test_the_text_is_that_of_transformers(tokenizer, template, prompt):
     )
     assert ours.render(MESSAGES, '[{"n":1}]', where="here", prompt=prompt) == expected
     assert expected
+
+
+def test_reasoning_is_found_under_its_other_name():
+    """As in transformers from 5.24 on; of the versions before, some leave it out."""
+    text = "{% for m in messages %}[{{ m.thinking }}|{{ m.reasoning }}]{% endfor %}"
+    rendered = ChatTemplate(text=text, special_tokens={}).render(MESSAGES[3:], None, where="here", prompt=False)
+    assert rendered == "[why|]"
 
 
 @pytest.mark.parametrize(

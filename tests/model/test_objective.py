@@ -226,12 +226,11 @@ def test_dpaces_weights_carry_no_gradient(target, monkeypatch):
     drafter = strong_drafter(tiny_config())
     batch = random_batch(lengths=(30,), num_anchors=(4,))
     found = []
-    final = objective_module._final_weights
-    monkeypatch.setattr(objective_module, "_final_weights", lambda *inputs: found.append(final(*inputs)) or found[-1])
+    final = objective_module._dpace_weights
+    monkeypatch.setattr(objective_module, "_dpace_weights", lambda *inputs: found.append(final(*inputs)) or found[-1])
     adaptive = _gradients(drafter, target, [batch], objective)
     planned = weights_of(batch, objective)
     planned[planned > 0] = found[0]
-    monkeypatch.setattr(objective_module, "_final_weights", final)
     drafter.zero_grad()
     micro_batch_loss(drafter, target, batch, planned, DECAY).loss_sum.backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(adaptive[3], drafter.parameters(), strict=True))

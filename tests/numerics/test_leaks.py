@@ -3,14 +3,12 @@
 A leak of a single position trains and even serves well on toy data, so only a perturbation finds it.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from dflash_pipeline.model import drafter as drafter_module
-from dflash_pipeline.model import masks
+from dflash_pipeline.model import masks, mixing
 from tests.tiny_models import (
     batch_of_documents,
     batch_of_rows,
@@ -66,8 +64,13 @@ def test_the_window_ends_the_context():
 @pytest.mark.parametrize("too_far", [1, 8])
 def test_a_leak_would_be_caught(monkeypatch, too_far):
     def leaky(blocks, *, block_size, window):
-        further = replace(blocks, context_ends=blocks.context_ends + too_far)
-        return sees(further, block_size=block_size, window=window)
+        rule, ends = sees(blocks, block_size=block_size, window=window), blocks.context_ends
+
+        def further(row, head, slot, key):
+            last = ends[slot // block_size] + too_far
+            return rule(row, head, slot, key) | ((key < last) & (key < blocks.num_context))
+
+        return further
 
     sees = masks.sees
     monkeypatch.setattr(masks, "sees", leaky)
@@ -125,4 +128,5 @@ def test_a_sliding_layer_is_causal_inside_a_block():
 
 
 def test_the_module_under_test_uses_these_masks():
-    assert drafter_module.attention_pieces is masks.attention_pieces
+    assert mixing.attention_pieces is masks.attention_pieces
+    assert drafter_module.mixer_of is mixing.mixer_of

@@ -148,8 +148,16 @@ def test_a_leak_of_a_whole_block_shows_in_acceptance_alone(target_dir, texts, tm
     sees = masks.sees
 
     def sees_too_far(blocks: Blocks, *, block_size: int, window: int | None):
-        ends = torch.minimum(blocks.context_ends + 8, blocks.context_starts + width)
-        return sees(replace(blocks, context_ends=ends), block_size=block_size, window=window)
+        rule = sees(blocks, block_size=block_size, window=window)
+
+        def slot_sees_key(row, head, slot, key):
+            block = slot // block_size
+            last = torch.minimum(blocks.context_ends + 8, blocks.context_starts + width)[block]
+            leaked = (key >= blocks.context_starts[block]) & (key < last)
+            own = rule(row, head, slot, key - blocks.num_context + blocks.context_ends[-1])
+            return leaked | ((key >= blocks.num_context) & own)
+
+        return slot_sees_key
 
     def all_the_text(batch: TrainingBatch) -> TrainingBatch:
         starts = batch.blocks.anchors // width * width
