@@ -12,7 +12,7 @@ ORACLES := dflash==0.1.0 specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.
 	datasets==5.0.1 dill multiprocess xxhash openai httpx httpcore jiter distro sniffio loguru pydantic-settings
 ORACLES_INSTALLED := .oracle/.installed
 
-.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers oracle
+.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers oracle gpu-test step-peers
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -72,6 +72,12 @@ $(ORACLES_INSTALLED): Makefile | $(INSTALLED)
 
 oracle: $(ORACLES_INSTALLED) ## loss, gradients and decoding against other implementations, put into .oracle, apart from .venv
 	PYTHONPATH=.oracle $(BIN)/python -m pytest tests/oracle -m oracle
+
+step-peers: $(ORACLES_INSTALLED) ## one training step side by side with SpecForge's and speculators'
+	PYTHONPATH=.oracle $(BIN)/python -W ignore bench/step_vs_peers.py
+
+gpu-test: $(INSTALLED) ## what only a CUDA device can show; without one every test is skipped
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist

@@ -9,7 +9,7 @@ R rows, S tokens of a row, A blocks, C positions of the packed context.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -84,6 +84,16 @@ class Blocks:
             cuts=self.cuts,
         )
 
+    def pinned(self) -> Blocks:
+        return replace(
+            self,
+            anchors=self.anchors.pin_memory(),
+            ends=self.ends.pin_memory(),
+            context_starts=self.context_starts.pin_memory(),
+            context_ends=self.context_ends.pin_memory(),
+            context_positions=self.context_positions.pin_memory(),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainingBatch:
@@ -106,6 +116,16 @@ class TrainingBatch:
             documents=self.documents,
             blocks=self.blocks.to(device),
             features=None if self.features is None else self.features.to(device, non_blocking=True),
+        )
+
+    def pinned(self) -> TrainingBatch:
+        """In memory that a CUDA device reads by itself, while the host goes on."""
+        return replace(
+            self,
+            input_ids=self.input_ids.pin_memory(),
+            loss_mask=self.loss_mask.pin_memory(),
+            blocks=self.blocks.pinned(),
+            features=None if self.features is None else self.features.pin_memory(),
         )
 
 

@@ -137,6 +137,10 @@ class Execution:
     """torch.compile around each layer's attention, once for all sizes of micro-batches."""
 
 
+PLAIN = Execution()
+"""Every activation kept, nothing compiled."""
+
+
 def default_tap_layer_ids(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
     """As many taps as the drafter has layers, spread evenly from layer 1 to N - 3; the middle layer for one.
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dflash_pipeline.model.attention import Attention, Rotary, Rotation
 from dflash_pipeline.model.blocks import Blocks
-from dflash_pipeline.model.config import SLIDING, DrafterConfig, Execution
+from dflash_pipeline.model.config import PLAIN, SLIDING, DrafterConfig, Execution
 from dflash_pipeline.model.masks import visible_when_drafting
 from dflash_pipeline.model.mixing import Mixer, mixer_of
 from dflash_pipeline.model.norm import RMSNorm
@@ -61,9 +61,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(
-        self, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, mix: Mixer
-    ) -> Tensor:
+    def forward(self, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, mix: Mixer) -> Tensor:
         q, k, v = self._read(x_1QH, context_1CH, slots, keys)
         return self._write(x_1QH, mix(q, k, v, self.kind))
 
@@ -93,7 +91,7 @@ class Layer(nn.Module):
 class Drafter(nn.Module):
     """`forward` trains many blocks of many rows at once; `draft` drafts one block with a cache. Both agree."""
 
-    def __init__(self, config: DrafterConfig, execution: Execution = Execution()) -> None:
+    def __init__(self, config: DrafterConfig, execution: Execution = PLAIN) -> None:
         super().__init__()
         self.config = config
         self.execution = execution
@@ -106,7 +104,7 @@ class Drafter(nn.Module):
         self.rotary = Rotary(config.head_dim, config.rope_theta)
 
     @classmethod
-    def initialised(cls, config: DrafterConfig, seed: int, execution: Execution = Execution()) -> Drafter:
+    def initialised(cls, config: DrafterConfig, seed: int, execution: Execution = PLAIN) -> Drafter:
         """A new drafter: norms at one, every other weight normal; the same for the same seed, on the CPU."""
         drafter = cls(config, execution)
         generator = torch.Generator().manual_seed(seed)

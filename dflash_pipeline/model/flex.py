@@ -17,6 +17,7 @@ from dflash_pipeline.model.blocks import Blocks
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.masks import sees, window_of
 
+
 def block_masks(blocks: Blocks, config: DrafterConfig) -> dict[str, BlockMask]:
     """Which tiles have something to see, for each kind of layer, made once for all layers."""
     num_slots = blocks.anchors.shape[0] * config.block_size

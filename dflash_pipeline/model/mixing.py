@@ -14,8 +14,8 @@ from dflash_pipeline.model.masks import attention_pieces
 from dflash_pipeline.model.piecewise import attend_piecewise
 
 Mixer = Callable[[Tensor, Tensor, Tensor, str], Tensor]
-"""Queries [1, N, Q, D] of all slots, keys and values [1, G, T, D] of context and slots, and the kind of a layer, to what
-the slots read [1, N, Q, D]."""
+"""Queries [1, N, Q, D] of all slots, keys and values [1, G, T, D] of context and slots, and the kind of a layer, to
+what the slots read [1, N, Q, D]."""
 
 
 def mixer_of(blocks: Blocks, config: DrafterConfig, *, dtype: torch.dtype) -> Mixer:

@@ -79,7 +79,8 @@ def micro_batch_loss(
 ) -> LossParts:
     """Weighted loss of every block of a micro-batch. Without any weight it is 0, attached to every parameter.
 
-    `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_AK` are those of `planned_weights`, on the host.
+    `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_AK` are those of `planned_weights`, on the
+    host.
     """
     config, device = _config_of(drafter), batch.input_ids.device
     features, last_RSH = target_outputs(target, batch, needs_last=objective.kl > 0)

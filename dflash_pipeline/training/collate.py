@@ -49,6 +49,8 @@ class Collator:
     objective: Objective
     features: FeatureStore | None = None
     """Read from disk when they are kept there."""
+    pin_memory: bool = False
+    """For a CUDA device, which then copies while the host prepares."""
 
     def __call__(self, source: MicroBatch) -> PreparedBatch:
         batch = self._batch(source)
@@ -58,7 +60,7 @@ class Collator:
             weights = torch.zeros_like(weights)
         return PreparedBatch(
             source=source,
-            batch=batch,
+            batch=batch.pinned() if self.pin_memory else batch,
             weights=weights,
             weight=float(weights.sum(dtype=torch.float64)),
             num_anchors=0 if source.filler else int((slots.any(-1)).sum()),

@@ -117,6 +117,7 @@ class Trainer:
             ),
             block_size=config.drafter.block_size,
             objective=config.settings.objective,
+            pin_memory=ranks.device.type == "cuda",
         )
         if ranks.is_first and self.start:
             logger.info("resuming after step %s of %s", self.start, self.plan.total_steps)

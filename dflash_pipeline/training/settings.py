@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dflash_pipeline.contracts.fingerprint import fingerprint
-from dflash_pipeline.model.config import DrafterConfig, Execution
+from dflash_pipeline.model.config import PLAIN, DrafterConfig, Execution
 from dflash_pipeline.model.objective import Objective
 
 TRAINING_VERSION = 2
@@ -76,7 +76,7 @@ class LaunchConfig:
     device: str
     saving: Saving
     sharding: Sharding = Sharding()
-    execution: Execution = Execution()
+    execution: Execution = PLAIN
     max_steps: int | None
     """Stop after this many steps of the plan; the learning rate still looks to the plan's end."""
     step_timeout_seconds: float
