@@ -9,7 +9,7 @@ from io import TextIOWrapper
 
 import typer
 
-from dflash_pipeline.cli import data, evaluate, forecast, plan, preflight, report, run, snapshots, ui
+from dflash_pipeline.cli import data, evaluate, forecast, plan, preflight, report, run, snapshots, spikes, ui
 from dflash_pipeline.cli.output import INTERRUPTED, report_error
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (run, preflight, data, snapshots, plan, forecast, report, evaluate, ui):
+for module in (run, preflight, data, snapshots, plan, forecast, report, evaluate, spikes, ui):
     module.register(app)
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["warn", "alert"]
+SpikeRule = Literal["point", "slow rise"]
+"""What a loss was told by: itself, or the losses that led up to it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +55,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpikeRecord:
-    """A step whose loss left the running band of its length bucket."""
+    """A step whose loss left the running band of its length bucket, or at which a slow rise was told."""
 
     global_step: int
     epoch: int
@@ -59,4 +64,6 @@ class SpikeRecord:
     loss: float
     expected_loss: float
     """The band's middle: median of the bucket's recent losses."""
+    rule: SpikeRule
+    severity: Severity
     sample_ids: tuple[int, ...]

@@ -69,8 +69,9 @@ class PipesLog:
         )
 
     def spike(self, record: SpikeRecord) -> None:
+        what = "slow rise of the loss" if record.rule == "slow rise" else "loss spike"
         self.pipes.log.warning(
-            f"loss spike at step {record.global_step} (epoch {record.epoch} step {record.step}): "
+            f"{what} at step {record.global_step} (epoch {record.epoch} step {record.step}): "
             f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
         )
 

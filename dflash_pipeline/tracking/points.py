@@ -68,9 +68,10 @@ def spike_sentence(record: SpikeRecord) -> str:
     """One line for the run's page; the event log has every sample."""
     named = ", ".join(str(sample) for sample in record.sample_ids[:SAMPLES_NAMED])
     more = len(record.sample_ids) - SAMPLES_NAMED
+    rise = "slow rise, " if record.rule == "slow rise" else ""
     return (
         f"step {record.global_step} (epoch {record.epoch} step {record.step}, bucket {record.bucket}): "
-        f"loss {record.loss:.4g}, expected {record.expected_loss:.4g}; samples {named}"
+        f"{rise}loss {record.loss:.4g}, expected {record.expected_loss:.4g}; samples {named}"
         + (f" and {more} more" if more > 0 else "")
     )
 

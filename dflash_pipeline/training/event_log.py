@@ -80,6 +80,18 @@ def last_attempt_losses(path: Path) -> list[tuple[int, str]]:
     return sorted(losses.items())
 
 
+def last_attempt_spikes(path: Path) -> list[SpikeRecord]:
+    """What the last attempt that did each step told of it, in order of steps."""
+    told: dict[int, SpikeRecord] = {}
+    for event in read_events(path):
+        if event["kind"] == "step":  # Whatever an earlier attempt told of this step and later ones is superseded.
+            while told and next(reversed(told)) >= event["global_step"]:
+                told.popitem()
+        elif event["kind"] == "spike":
+            told[event["global_step"]] = _spike(event)
+    return list(told.values())
+
+
 def last_step(path: Path) -> dict[str, Any] | None:
     """The last whole line about a step, looked for in the file's last lines only; None when there is none."""
     try:
@@ -104,6 +116,21 @@ def _event(line: bytes, *, where: str) -> dict[str, Any]:
     if not isinstance(event, dict) or "kind" not in event:
         raise Refused("not an event", where=where, fix="take out the foreign line")
     return event
+
+
+def _spike(event: dict[str, Any]) -> SpikeRecord:
+    return SpikeRecord(
+        global_step=event["global_step"],
+        epoch=event["epoch"],
+        step=event["step"],
+        bucket=event["bucket"],
+        loss=float.fromhex(event["loss_hex"]),
+        expected_loss=math.nan if event["expected_loss"] is None else event["expected_loss"],
+        # Lines of before there were slow rises have neither.
+        rule=event.get("rule", "point"),
+        severity=event.get("severity", "warn"),
+        sample_ids=tuple(event["sample_ids"]),
+    )
 
 
 def _cut_torn_line(path: Path) -> None:

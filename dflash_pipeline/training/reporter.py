@@ -66,7 +66,7 @@ class Reporter:
             run_cost_fraction=progress.run_cost_fraction,
         )
         self.tracker.step(record)
-        if verdict.spike:
+        if verdict.spike or verdict.slow_rise:
             self.tracker.spike(_spike(record, verdict, manifest))
 
     def end_epoch(self, manifest: EpochManifest, progress: Progress) -> None:
@@ -96,5 +96,7 @@ def _spike(record: StepRecord, verdict: Verdict, manifest: EpochManifest) -> Spi
         bucket=record.bucket,
         loss=record.loss,
         expected_loss=verdict.expected_loss,
+        rule="point" if verdict.spike else "slow rise",
+        severity=verdict.severity or "warn",
         sample_ids=tuple(int(i) for b in batches if not b.filler for i in b.sample_ids),
     )

@@ -17,12 +17,13 @@ from typing import Any
 from mlflow import MlflowClient
 
 from dflash_pipeline.contracts.events import StepRecord
+from dflash_pipeline.stages.loss_series import LossStep
+from dflash_pipeline.stages.spikes import spike_facts, told_of
 from dflash_pipeline.tracking.mlflow_runs import ensure_experiment, run_status, values_by_step
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
 from dflash_pipeline.tracking.spool import send_missing
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
 from dflash_pipeline.training.event_log import EventLog, last_attempt_losses
-from dflash_pipeline.training.spikes import group_events, judge, no_history
 from tests.cases.mlflow_stub import FailingServer
 
 LOSS = "train/loss"
@@ -72,17 +73,20 @@ def _shared_folder() -> tempfile.TemporaryDirectory[str]:
 
 def _spikes(losses: Sequence[float | str]) -> dict[str, Any]:
     """Flags by index in the list, from 0."""
-    state, flagged = no_history(1), []
-    values = [float(loss) for loss in losses]
-    for index, loss in enumerate(values):
-        verdict, state = judge(state, loss=loss, bucket=0)
-        if verdict.spike:
-            flagged.append(index)
-    events = group_events([(index, values[index]) for index in flagged])
+    facts = spike_facts(
+        told_of(
+            [
+                LossStep(step=index, loss=float(loss), bucket=0, epoch=0, sample_ids=())
+                for index, loss in enumerate(losses)
+            ]
+        ),
+        num_samples=None,
+    )
     return {
-        "flagged": flagged,
+        "flagged": facts["flagged"],
         "events": [
-            {"first": e.first_step, "last": e.last_step, "peak": e.peak_loss, "peak_at": e.peak_step} for e in events
+            {"first": e["start"], "last": e["end"], "peak": e["peak_loss"], "peak_at": e["peak_step"]}
+            for e in facts["events"]
         ],
     }
 

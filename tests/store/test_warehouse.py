@@ -365,7 +365,17 @@ def save_everything(warehouse: Warehouse) -> None:
     warehouse.save_plan(PLAN, plans=path_of(warehouse).parent / "plans")
     attempt = Attempt(number=1, num_ranks=2, first_step=0, status="running", last_step=0)
     warehouse.save_run(RunRecord(run="r", plan=PLAN.fingerprint, target="t", total_steps=7, attempts=(attempt,)))
-    spike = SpikeRecord(global_step=5, epoch=1, step=1, bucket=0, loss=math.inf, expected_loss=1.5, sample_ids=(1, 2))
+    spike = SpikeRecord(
+        global_step=5,
+        epoch=1,
+        step=1,
+        bucket=0,
+        loss=math.inf,
+        expected_loss=1.5,
+        rule="point",
+        severity="alert",
+        sample_ids=(1, 2),
+    )
     warehouse.save_spikes("r", [spike, replace(spike, global_step=6, loss=9.0)])
 
 

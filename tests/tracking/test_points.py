@@ -60,3 +60,8 @@ def test_a_spike_is_one_sentence(num_samples: int, ending: str):
     text = spike_sentence(spike(3, num_samples=num_samples))
     assert text.startswith("step 3 (epoch 0 step 2, bucket 1): loss 9, expected 2; ")
     assert text.endswith(ending)
+
+
+def test_a_slow_rise_is_called_one():
+    text = spike_sentence(replace(spike(3), rule="slow rise"))
+    assert text.startswith("step 3 (epoch 0 step 2, bucket 1): slow rise, loss 9, expected 2; samples")

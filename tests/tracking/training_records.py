@@ -45,5 +45,7 @@ def spike(global_step: int, *, num_samples: int = 2) -> SpikeRecord:
         bucket=1,
         loss=9.0,
         expected_loss=2.0,
+        rule="point",
+        severity="alert",
         sample_ids=tuple(range(num_samples)),
     )
