@@ -60,7 +60,7 @@ def our_step(tensors: dict[str, Tensor], config: DrafterConfig, *, gamma: float,
     objective = Objective(weighting="decay", decay=gamma)
 
     def step() -> float:
-        batch = _batch(tensors)
+        batch = batch_of(tensors)
         slots = supervised_slots(batch.loss_mask, batch.blocks, block_size=config.block_size)
         weights = planned_weights(slots, objective)
         optimizer.zero_grad(set_to_none=True)
@@ -74,7 +74,7 @@ def our_step(tensors: dict[str, Tensor], config: DrafterConfig, *, gamma: float,
     return step
 
 
-def _batch(tensors: dict[str, Tensor]) -> TrainingBatch:
+def batch_of(tensors: dict[str, Tensor]) -> TrainingBatch:
     anchors = [row[kept].numpy() for row, kept in zip(tensors["anchors"], tensors["keep"], strict=True)]
     documents = in_rows(tensors["lengths"].tolist())
     return TrainingBatch(

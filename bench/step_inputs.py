@@ -75,7 +75,20 @@ DIMS = {
         layers=3,
         theta=1e6,
     ),
+    "8b": Dims(
+        hidden=4096,
+        inter=12_288,
+        heads=32,
+        kv=8,
+        head_dim=128,
+        vocab=151_936,
+        target_layers=36,
+        taps=(1, 9, 17, 25, 33),
+        layers=5,
+        theta=1e6,
+    ),
 }
+"""`8b` has the sizes of Qwen3-8B's drafter, for a card."""
 _D_LENGTHS = (142, 155, 163, 178, 190, 204, 213, 226, 241, 259, 277, 301, 330, 368, 421, 512)
 _LONG_LENGTHS = (96, 180, 260, 700, 1_500, 2_300)
 SHAPES = {

@@ -97,7 +97,9 @@ def _print(run: str, shape: Shape, taken: dict[str, list[Taken]]) -> None:
     print(f"\n{run}: {len(shape.lengths)} rows, {tokens} tokens, {shape.anchors} anchors a row, block {shape.block}")
     for name, rate in rates.items():
         first = taken[name][0].loss
-        print(f"  {name:24s}{rate:10,.0f} tokens/s  {rate / best:5.2f} x  {grown[name]:7.0f} MiB  first loss {first:.6f}")
+        print(
+            f"  {name:24s}{rate:10,.0f} tokens/s  {rate / best:5.2f} x  {grown[name]:7.0f} MiB  first loss {first:.6f}"
+        )
     met = "met" if ratio >= goal else "NOT met"
     memory = "below" if grown["ours"] < least else "NOT below"
     print(f"  {ratio:.2f} x the best other, goal {goal} {met}; memory {memory} theirs", flush=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -158,11 +159,11 @@ class Drafter(nn.Module):
     def _through(
         self, layer: Layer, x_1QH: Tensor, context_1CH: Tensor, *, slots: Rotation, keys: Rotation, mix: Mixer
     ) -> Tensor:
-        inputs = {"slots": slots, "keys": keys, "mix": mix}
+        run = partial(layer, slots=slots, keys=keys, mix=mix)
         if self.execution.recompute and torch.is_grad_enabled():
-            again: Tensor = checkpoint(layer, x_1QH, context_1CH, use_reentrant=False, **inputs)
+            again: Tensor = checkpoint(run, x_1QH, context_1CH, use_reentrant=False)
             return again
-        out: Tensor = layer(x_1QH, context_1CH, **inputs)
+        out: Tensor = run(x_1QH, context_1CH)
         return out
 
     def _extend(self, cache: DrafterCache, features_SF: Tensor) -> None:

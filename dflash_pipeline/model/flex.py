@@ -21,7 +21,9 @@ from dflash_pipeline.model.masks import sees, window_of
 def block_masks(blocks: Blocks, config: DrafterConfig) -> dict[str, BlockMask]:
     """Which tiles have something to see, for each kind of layer, made once for all layers."""
     num_slots = blocks.anchors.shape[0] * config.block_size
-    make = _compiled_block_mask() if blocks.anchors.is_cuda else create_block_mask
+    make: Callable[..., Any] = create_block_mask
+    if blocks.anchors.is_cuda:
+        make = _compiled_block_mask()
     return {
         kind: make(
             sees(blocks, block_size=config.block_size, window=window_of(kind, config)),

@@ -55,7 +55,7 @@ class LossParts:
     """Sum of weights, float64: what `loss_sum` is divided by, once it is summed over the step."""
     num_correct_prefix: Tensor
     """Over blocks with a weight: 1 + leading slots whose best token is the label."""
-    num_blocks: Tensor
+    num_blocks: int
 
 
 def default_decay(block_size: int) -> float:
