@@ -46,13 +46,13 @@ class WholeRun:
     seconds: float
 
 
-def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> WholeRun:
-    """Materialise every asset (with `dry_run`: everything before training) and wait for the end."""
+def run_whole_chain(workbench: Workbench, *, fresh: bool, plan_only: bool) -> WholeRun:
+    """Materialise every asset (with `plan_only`: everything before training) and wait for the end."""
     began = time.monotonic()
     show_bars()  # Answered while standard error still is the terminal.
     job = definitions_for(workbench).resolve_job_def("whole_chain")
     config: dict[str, object] = {"loggers": {"terminal": {"config": {"log_level": "INFO"}}}}
-    if not dry_run:
+    if not plan_only:
         config["ops"] = {"trained_drafter": {"config": {"fresh": fresh}}}
     with open_instance(workbench.storage) as instance:
         settle_dead_runs(instance)
@@ -63,7 +63,7 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> Whol
                 run_id=run_id,
                 run_config=config,
                 tags={**epoch_range_tags(workbench.recipe.batching.epochs), PROCESS_TAG: this_process()},
-                asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if dry_run else None,
+                asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if plan_only else None,
             )
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
             _report_canceled(instance, run_id)
@@ -80,7 +80,7 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, dry_run: bool) -> Whol
     )
 
 
-def facts(run: WholeRun, *, dry_run: bool) -> dict[str, object]:
+def facts(run: WholeRun, *, plan_only: bool) -> dict[str, object]:
     """The run in the form that scripts read; everything comes from the records that the stages left."""
     found = _Records(run)
     ingestion = found.load("conversations", Ingestion)
@@ -107,7 +107,7 @@ def facts(run: WholeRun, *, dry_run: bool) -> dict[str, object]:
         "seconds": run.seconds,
         "target_dir": str(run.workbench.recipe.target.path),
     }
-    return planned if dry_run else planned | _trained_facts(found)
+    return planned if plan_only else planned | _trained_facts(found)
 
 
 def _trained_facts(found: _Records) -> dict[str, object]:

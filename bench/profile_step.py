@@ -4,7 +4,7 @@
     python bench/profile_step.py 8b/e --device cuda
 
 Parts are timed one after the other, the median of several: placing blocks, masks, forward of the drafter, losses over
-the vocabulary, backward, clip and AdamW. Operations are those of torch's profiler, by their own time. Sizes and rows are
+the vocabulary, backward, clip and AdamW. Operations are those of torch's profiler, by their own time. Sizes are
 those of `bench/step_inputs.py`; features are given, so that the target is not part of it.
 """
 

@@ -9,9 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from dflash_pipeline.cli.dry_run import show_dry_run
 from dflash_pipeline.cli.options import Debug, Json, Overrides, RecipePath, StorageDir, example
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
+from dflash_pipeline.contracts.errors import Refused
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +26,14 @@ def run(
     recipe: RecipePath,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Stop before training: data, boundaries and plan.")
+        bool, typer.Option("--dry-run", help="Say steps, memory, storage and hours. Writes nothing, looks at no GPU.")
+    ] = False,
+    lengths: Annotated[
+        Path | None,
+        typer.Option("--lengths", help="For --dry-run: lengths from .npy, or .parquet with a column `length`."),
+    ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Stop before training: data, boundaries and plan are made.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again instead of resuming or reusing the run.")] = False,
     as_json: Json = False,
@@ -37,6 +46,12 @@ def run(
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
+        if dry_run:
+            found = _dry_run(recipe, overrides or [], lengths, fresh=fresh, plan_only=plan_only, known=answer.known)
+            answer.say(found, lambda: show_dry_run(found))
+            return
+        if lengths is not None:
+            raise Refused("it is for a dry run", where="--lengths", fix="add --dry-run, or leave it out")
         from dataclasses import asdict
 
         from dflash_pipeline.assets.resources import Workbench
@@ -52,9 +67,29 @@ def run(
         if faults:
             answer.known["faults"] = [asdict(fault) for fault in faults]
         refuse(faults, recipe_name=loaded.name)
-        finished = run_whole_chain(workbench, fresh=fresh, dry_run=dry_run)
-        found = facts(finished, dry_run=dry_run)
+        finished = run_whole_chain(workbench, fresh=fresh, plan_only=plan_only)
+        found = facts(finished, plan_only=plan_only)
         answer.say(found, lambda: _show(found, ui=f"dflash ui {recipe}"))
+
+
+def _dry_run(
+    recipe: Path,
+    overrides: list[str],
+    lengths: Path | None,
+    *,
+    fresh: bool,
+    plan_only: bool,
+    known: dict[str, Any],
+) -> dict[str, Any]:
+    from dflash_pipeline.recipe import load_recipe
+    from dflash_pipeline.stages.dry_run import dry_run
+    from dflash_pipeline.store.layout import open_storage
+
+    if fresh or plan_only:
+        beside = "--fresh" if fresh else "--plan-only"
+        raise Refused("a dry run makes nothing", where=f"--dry-run {beside}", fix=f"leave {beside} out")
+    loaded = load_recipe(recipe, overrides)
+    return dry_run(loaded, open_storage(loaded.storage), lengths, known=known)
 
 
 def train(
@@ -66,7 +101,7 @@ def train(
 ) -> None:
     """Train on a recipe's newest plan, without Dagster.
 
-    The plan must exist (`dflash run RECIPE --dry-run` makes it). Prints the torchrun line it uses.
+    The plan must exist (`dflash run RECIPE --plan-only` makes it). Prints the torchrun line it uses.
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:

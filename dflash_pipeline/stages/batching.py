@@ -44,6 +44,15 @@ def make_statistics(storage: Storage, snapshot: CorpusSnapshot) -> LengthStatist
 
 def make_boundaries(recipe: Recipe, storage: Storage, statistics: LengthStatistics) -> BucketBoundaries:
     """The boundaries of least padding for this snapshot and the recipe's number of buckets."""
+    record = recipe_boundaries(recipe, statistics)
+    Warehouse(storage.warehouse).save_boundaries(
+        statistics.snapshot, fingerprint=fingerprint(boundaries=record.boundaries), record=record
+    )
+    return record
+
+
+def recipe_boundaries(recipe: Recipe, statistics: LengthStatistics) -> BucketBoundaries:
+    """Those boundaries; nothing is written."""
     batching = recipe.batching
     boundaries = choose_boundaries(
         statistics,
@@ -53,15 +62,11 @@ def make_boundaries(recipe: Recipe, storage: Storage, statistics: LengthStatisti
         objective=batching.boundary_objective,
         token_budget=batching.token_budget,
     )
-    record = BucketBoundaries(
+    return BucketBoundaries(
         snapshot=statistics.snapshot,
         boundaries=boundaries,
         padding_efficiency=padding_efficiency(statistics, boundaries),
     )
-    Warehouse(storage.warehouse).save_boundaries(
-        statistics.snapshot, fingerprint=fingerprint(boundaries=boundaries), record=record
-    )
-    return record
 
 
 def recipe_cost(recipe: Recipe) -> CostModel:

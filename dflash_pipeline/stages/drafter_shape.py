@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dflash_pipeline.ingest.chat import load_tokenizer
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
 from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.recipe import Recipe
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
 
 def recipe_drafter(recipe: Recipe) -> DrafterConfig:
     """The drafter's shape: what the recipe gives, and otherwise what follows from the target."""
+    return drafter_of(recipe, load_config(recipe.target.path))
+
+
+def drafter_of(recipe: Recipe, config: PreTrainedConfig) -> DrafterConfig:
+    """The same for a target's config that was read already. The tokenizer is asked where no mask token is set."""
     wanted, path = recipe.drafter, recipe.target.path
-    config = load_config(path)
     vocabulary = config.get_text_config(decoder=True).vocab_size
     mask = wanted.mask_token_id
     return drafter_config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,15 +55,23 @@ def forecast_of(samples: SampleLengths, spec: BatchingSpec, time: TimeModel | No
 
 def measured_time_model(runs: Path, target: str) -> TimeModel | None:
     """Fitted to the newest run on this target that took enough steps; None when there is none."""
+    measured = measured_run(runs, lambda config: config.target == target)
+    return None if measured is None else measured[1]
+
+
+def measured_run(runs: Path, wanted: Callable[[LaunchConfig], bool]) -> tuple[str, TimeModel] | None:
+    """The newest wanted run that took enough steps, and what its times say."""
     for launch in sorted(runs.glob("*/launch.json"), key=lambda path: path.stat().st_mtime, reverse=True):
-        config = load_record(launch, LaunchConfig)
-        if config.target != target:
-            continue
         try:
+            config = load_record(launch, LaunchConfig)
+            if not wanted(config):
+                continue
             steps = list(_timed_steps(launch.parent, Path(config.plan_dir)))
             if len(steps) >= FEWEST_STEPS:
-                return _fitted(steps)
-        except DflashError as fault:  # A plan that is gone, or times that say nothing: the run before may do.
+                return config.run, _fitted(steps)
+        except (
+            DflashError
+        ) as fault:  # A record or a plan that is gone, or times that say nothing: the run before may do.
             logger.info("no step times from %s: %s", launch.parent.name, fault)
     return None
 

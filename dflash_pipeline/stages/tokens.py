@@ -64,13 +64,7 @@ class _Inputs:
 
     @property
     def rule_fingerprint(self) -> str:
-        """Of all that turns a conversation into tokens."""
-        return fingerprint(
-            version=SNAPSHOT_VERSION,
-            tokenizer=self.renderer.tokenizer_fingerprint,
-            template=self.renderer.template_fingerprint,
-            rule=self.rule,
-        )
+        return rule_fingerprint(self.renderer, self.rule)
 
     @property
     def identity(self) -> str:
@@ -130,6 +124,16 @@ def token_rule(data: Data) -> TokenRule:
         supervise=data.supervise,
         thinking=data.supervise_thinking,
         generation_prefix=data.supervise_generation_prefix,
+    )
+
+
+def rule_fingerprint(renderer: ChatRenderer, rule: TokenRule) -> str:
+    """Of all that turns a conversation into tokens."""
+    return fingerprint(
+        version=SNAPSHOT_VERSION,
+        tokenizer=renderer.tokenizer_fingerprint,
+        template=renderer.template_fingerprint,
+        rule=rule,
     )
 
 

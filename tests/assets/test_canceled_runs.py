@@ -37,7 +37,7 @@ def run(workbench, monkeypatch, act):
         return dg.Definitions(assets=[trained_drafter], jobs=[whole_chain], loggers={"terminal": terminal_log})
 
     monkeypatch.setattr(whole_run, "definitions_for", definitions_for)
-    return whole_run.run_whole_chain(workbench, fresh=False, dry_run=False)
+    return whole_run.run_whole_chain(workbench, fresh=False, plan_only=False)
 
 
 def statuses(workbench) -> list[str]:

@@ -188,7 +188,7 @@ def test_the_same_call_again_reuses_everything_and_trains_nothing(chain, tmp_pat
     run_dir = again.storage.runs / chain.facts["run"]
     before = (run_dir / "events.jsonl").read_bytes()
     workbench = Workbench(recipe=again.recipe, storage=again.storage)
-    facts = run_facts(run_whole_chain(workbench, fresh=False, dry_run=False), dry_run=False)
+    facts = run_facts(run_whole_chain(workbench, fresh=False, plan_only=False), plan_only=False)
     made_of = {"conversations", "target_responses", "token_sequences", "epoch_manifest", "run_plan"}
     assert set(facts["reused"]) == made_of | {"trained_drafter", "exported_drafter", "acceptance_report"}
     assert (run_dir / "events.jsonl").read_bytes() == before

@@ -25,6 +25,11 @@ SETTINGS = (
     *("name=../x", "name=5", "schedule.cron=never", "schedule.timezone=Mars/Base"),
     *("storage=empty", "storage=empty/inside", "storage=/proc/nosuch"),
 )
+OF_A_REAL_RUN = (
+    *("storage=empty", "storage=empty/inside", "storage=/proc/nosuch"),
+    *("schedule.cron=never", "schedule.timezone=Mars/Base"),
+)
+"""A dry run writes no storage, and lists what would stop it as a fault; it looks at no schedule."""
 LENGTHS = (
     *("nosuch.npy", "dir", "empty.npy", "binary.npy", "empty.parquet", "binary.parquet", TOO_LONG, "a\0b"),
     *("floats.npy", "square.npy", "negative.npy", "none.npy", "huge.npy", "unsigned.npy", "single.npy", "flags.npy"),
@@ -51,7 +56,9 @@ STORAGES = ("empty", "empty/inside", "binary", "/proc/nosuch", "a\0b", TOO_LONG)
 
 REFUSED = [
     *([command, recipe] for command in ("run", "train", "ui", "preflight") for recipe in RECIPES),
-    *(["run", "good.yaml", "--dry-run", "--set", setting] for setting in SETTINGS),
+    *(["run", "good.yaml", "--plan-only", "--set", setting] for setting in SETTINGS),
+    *(["run", "good.yaml", "--dry-run", "--lengths", lengths] for lengths in LENGTHS),
+    *(["run", "good.yaml", "--dry-run", "--set", setting] for setting in SETTINGS if setting not in OF_A_REAL_RUN),
     *([*ROWS.split(), "--source", source] for source in ("nosuch.jsonl", "dir", "empty", "empty/inside", TOO_LONG)),
     *(
         ["ingest", "--tokenizer", str(TARGET), "--storage", "out", "--source", s]

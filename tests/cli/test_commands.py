@@ -92,7 +92,7 @@ def test_without_json_a_person_reads_text(dflash, rows, tmp_path):
     assert "--- supervised ---" in dflash("show-sample", "row-1", *place).out
 
 
-def test_dry_run_reuses_and_says_so(dflash, rows, tmp_path):
+def test_plan_only_reuses_and_says_so(dflash, rows, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         f"""
@@ -109,8 +109,8 @@ def test_dry_run_reuses_and_says_so(dflash, rows, tmp_path):
         training: {{num_ranks: 1}}
         """
     )
-    first = dflash("run", recipe, "--dry-run", "--json").document
-    again = dflash("run", recipe, "--dry-run", "--json", "--set", "batching.epochs=3").document
+    first = dflash("run", recipe, "--plan-only", "--json").document
+    again = dflash("run", recipe, "--plan-only", "--json", "--set", "batching.epochs=3").document
     assert first.keys() >= {"rows", "snapshot", "plan", "total_steps", "epochs", "target_dir", "seconds"}
     assert first["rows"] == {"accepted": 3, "rejected": 1, "exact_duplicates": 1}
     assert {"conversations", "token_sequences"} <= set(again["reused"])

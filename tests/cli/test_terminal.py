@@ -21,7 +21,7 @@ def test_a_run_at_a_terminal_shows_bars_and_its_answer_stays_clean(tmp_path: Pat
     reading, terminal = pty.openpty()
     inherited = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
     process = subprocess.Popen(
-        [sys.executable, "-c", "from dflash_pipeline.cli import main; main()", "run", recipe, "--dry-run", "--json"],
+        [sys.executable, "-c", "from dflash_pipeline.cli import main; main()", "run", recipe, "--plan-only", "--json"],
         env={**inherited, "DFLASH_STORAGE": str(tmp_path / "storage"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=terminal,

@@ -31,7 +31,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """
     folder = tmp_path_factory.mktemp("reference")
     whole = folder / "whole"
-    assert run_chain(whole, "--dry-run").exit_code == 0
+    assert run_chain(whole, "--plan-only").exit_code == 0
     planned = Path(shutil.copytree(whole, folder / "planned"))
     ended = run_chain(whole)
     assert ended.exit_code == 0, ended.errors

@@ -15,7 +15,7 @@ WITHOUT_ANSWERS = "responses.enabled=false"
 
 
 def planning(storage: Storage) -> None:
-    """What `dflash run --dry-run` does with this override, without Dagster."""
+    """What `dflash run --plan-only` does with this override, without Dagster."""
     recipe = load_recipe(RECIPE, [WITHOUT_ANSWERS])
     ingestion = make_conversations(recipe, storage).record
     answers = make_responses(recipe, storage, ingestion).record

@@ -67,7 +67,7 @@ AGAIN_AND_AGAIN = _kills(
 """One after another in one storage: each in a stage that comes after the last one's."""
 
 FEW = _kills("empty", "snapshot.before-rename", "manifest.after-write", "plan.before-seal")
-"""Few enough for every commit: all before training, so that a dry run passes them."""
+"""Few enough for every commit: all before training, so that a run that only plans passes them."""
 
 
 def points_in_the_source() -> set[str]:

@@ -26,7 +26,7 @@ def test_killed_and_run_again(
     kill: Kill, again: int, reference: Reference, start_from: Callable[[Start], Path]
 ) -> None:
     """A point of planning is killed and run again without training: what training reads is compared by hash."""
-    options, expected = ((), reference.left) if kill.start != "empty" else (("--dry-run",), reference.planned)
+    options, expected = ((), reference.left) if kill.start != "empty" else (("--plan-only",), reference.planned)
     storage = start_from(kill.start)
     die(storage, kill, *options)
     ended = run_chain(storage, *options)
@@ -55,7 +55,7 @@ def test_killed_while_planning_and_run_again(tmp_path: Path) -> None:
     """Three points in a row in one storage, without training: the part of the campaign that every commit runs."""
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     planning(Storage(root=undisturbed))
-    options = ("--dry-run", "--set", WITHOUT_ANSWERS)
+    options = ("--plan-only", "--set", WITHOUT_ANSWERS)
     for kill in FEW:
         die(disturbed, kill, *options)
     assert left_in(disturbed) != left_in(undisturbed)
