@@ -39,7 +39,9 @@ def block_masks(blocks: Blocks, config: DrafterConfig) -> dict[str, BlockMask]:
 
 def attend_flex(q_1NQD: Tensor, k_1GTD: Tensor, v_1GTD: Tensor, mask: BlockMask) -> Tensor:
     """[1, N, Q, D]"""
-    attend = _compiled_attention() if q_1NQD.is_cuda else flex_attention
+    attend: Callable[..., Any] = flex_attention
+    if q_1NQD.is_cuda:
+        attend = _compiled_attention()
     mixed: Tensor = attend(q_1NQD, k_1GTD, v_1GTD, block_mask=mask, enable_gqa=True)
     return mixed
 

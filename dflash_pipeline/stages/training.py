@@ -124,9 +124,7 @@ def launch_config(
             every_steps=recipe.training.checkpoint_steps,
             every_minutes=recipe.training.checkpoint_minutes,
         ),
-        execution=Execution(
-            recompute=recipe.training.activation_checkpointing, compiled=recipe.training.compile
-        ),
+        execution=Execution(recompute=recipe.training.activation_checkpointing, compiled=recipe.training.compile),
         sharding=Sharding(drafter=recipe.training.drafter_sharding, target=recipe.training.target_sharding),
         max_steps=recipe.training.max_steps,
         step_timeout_seconds=recipe.training.step_timeout_seconds,

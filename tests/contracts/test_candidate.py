@@ -38,3 +38,12 @@ def test_what_the_warehouse_could_not_hold_is_refused_with_its_line(wrong):
     assert candidate(prompt_hash=0).prompt_hash == 0
     with pytest.raises(ContractBroken, match="row at line 7"):
         candidate(**wrong)
+
+
+def test_its_refusal_says_what_where_and_what_to_do():
+    with pytest.raises(ContractBroken) as refused:
+        candidate(digest=b"short")
+    assert str(refused.value) == (
+        f"row at line 7: id 'a', digest of 5 bytes, prompt hash {2**64 - 1}; "
+        f"give an id, a digest of {DIGEST_BYTES} bytes and a hash of 64 bits"
+    )
