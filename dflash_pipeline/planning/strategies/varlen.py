@@ -54,7 +54,9 @@ def arrange(batches: Batches, spec: BatchingSpec, epoch: int) -> Ints:
 def _cost(sample: int, lengths: Ints, supervised: Ints, price: tuple[float, float]) -> float:
     """Of one sample: `price` is one over the quadratic length, and the cost of a supervised token."""
     length = lengths[sample]
-    return float(length * (1.0 + length * price[0]) + supervised[sample] * price[1])
+    cost = float(length * (1.0 + length * price[0]))
+    # Samples come in random order: each array that is not looked into is a miss of the cache less.
+    return cost if price[1] == 0.0 else cost + supervised[sample] * price[1]
 
 
 @compiled
@@ -97,10 +99,8 @@ def _deal(
         _dearest_first(chosen[:count], costs, LEVELS / dearest, ordered, ordered_costs)
         load[:], room[:], ends[:] = 0.0, token_budget, 0
         for k in range(count):
-            length, best, least = lengths[ordered[k]], -1, np.inf
-            for s in range(slots):
-                if load[s] < least and room[s] >= length:
-                    best, least = s, load[s]
+            length = lengths[ordered[k]]
+            best = _cheapest_with_room(load, room, length)
             slot_of[k] = best
             if best >= 0:
                 load[best] += ordered_costs[k]
@@ -128,6 +128,18 @@ def _deal(
         batches += used
         done += placed
     return sizes[:batches].copy(), tokens[:batches].copy()
+
+
+@compiled
+def _cheapest_with_room(load: Floats, room: Ints, length: int) -> int:
+    """The first slot of least cost that has room, or -1. Two passes without a branch that could be guessed wrong."""
+    least = np.inf
+    for s in range(load.size):
+        least = min(least, load[s] if room[s] >= length else np.inf)
+    for s in range(load.size):
+        if load[s] == least and room[s] >= length:
+            return s
+    return -1
 
 
 @compiled
