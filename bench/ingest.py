@@ -116,7 +116,7 @@ def _end_to_end(file: Path, tokenizer: Path, root: Path, processes: int | None) 
 
     pa.array([""])  # Loads pandas.
     loading = time.perf_counter()
-    ChatRenderer(tokenizer)
+    ChatRenderer(tokenizer).encoder.encode([""])
     loaded = time.perf_counter() - loading
     memory = _Memory()
     began, cpu = time.perf_counter(), _cpu()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from dflash_pipeline.contracts.conversation import Ingestion, RejectedRow
+from dflash_pipeline.ingest.collector import only_new_collected
 from dflash_pipeline.ingest.ingestion import Rules, Verdict, ingestion_fingerprint, read_verdicts
 from dflash_pipeline.ingest.limits import Limits
 from dflash_pipeline.ingest.sources import KnownFile, SourceFile, expand, look_at
@@ -55,8 +56,9 @@ def ingest(files: Sequence[KnownFile], rules: Rules, warehouse: Warehouse) -> In
     """
 
     def read(draft: IngestionDraft) -> Ingestion:
-        for file in files:
-            draft.end_file(file.name, sha256=file.sha256, error=_read_file(file, rules, draft))
+        with only_new_collected():
+            for file in files:
+                draft.end_file(file.name, sha256=file.sha256, error=_read_file(file, rules, draft))
         return draft.finish(lambda lowest, highest: side_threshold(lowest, highest, rules.validation_fraction))
 
     return warehouse.write_ingestion(ingestion_fingerprint(files, rules), read)

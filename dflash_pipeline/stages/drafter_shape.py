@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dflash_pipeline.ingest.chat import load_tokenizer
+from dflash_pipeline.ingest.tokenizer import load_tokenizer
 from dflash_pipeline.model.config import DrafterConfig, default_mask_token_id, drafter_config
 from dflash_pipeline.model.loading import load_config
 from dflash_pipeline.recipe import Recipe

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.ingest.chat import load_tokenizer
+from dflash_pipeline.ingest.tokenizer import load_tokenizer
 from dflash_pipeline.recipe import Data, Format, Mapped, Recipe, Responses, Source, Target
 from dflash_pipeline.stages.conversations import make_conversations
 from dflash_pipeline.stages.responses import make_responses

@@ -23,6 +23,7 @@ from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.results import AnswerSet
 from dflash_pipeline.faults import fault_point
 from dflash_pipeline.ingest.chat import ChatRenderer
+from dflash_pipeline.ingest.collector import only_new_collected
 from dflash_pipeline.ingest.content import content_digest
 from dflash_pipeline.ingest.processes import default_processes, in_chunks, tokenise_chunks
 from dflash_pipeline.ingest.tokenise import Outcome, TokenRule, tokeniser
@@ -151,7 +152,7 @@ def _write(recipe: Recipe, storage: Storage, inputs: _Inputs, tell: Tell) -> Non
     identity = inputs.identity
     counts = TokenCounts()
     with new_folder(storage.snapshots / identity, act="snapshot") as fresh:
-        with write_rows(fresh) as written, closing(_rows(recipe, storage, inputs)) as rows:
+        with only_new_collected(), write_rows(fresh) as written, closing(_rows(recipe, storage, inputs)) as rows:
             followed_rows = followed(rows, total=inputs.ingestion.accepted, what="tokens", tell=tell)
             shards = write_shards(fresh, counts.samples(followed_rows, written))
         counts.refuse_useless()

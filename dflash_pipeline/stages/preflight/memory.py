@@ -23,7 +23,7 @@ def check_memory(subject: Subject) -> Iterator[Fault]:
         if processes * each > free:
             yield Fault(
                 where=setting,
-                what=f"{processes} processes need at least {gib(processes * each)} of memory ({holds}, in float32), "
+                what=f"{processes} processes need at least {gib(processes * each)} of memory ({holds}), "
                 f"and {gib(free)} are available",
                 fix="use fewer, a smaller target or drafter, or a machine with more memory",
             )
@@ -66,25 +66,31 @@ def _residents(subject: Subject, *, on_device: bool) -> tuple[tuple[str, int, in
     processes = min(evaluation.num_processes, evaluation.num_prompts)
     if subject.recipe.training.device == "cuda" and not on_device:
         return (
-            ("training.num_ranks", subject.num_ranks, target, "the target"),
-            ("evaluation.num_processes", processes, target, "the target"),
+            ("training.num_ranks", subject.num_ranks, _target_in_training(subject)[0], "the target in bfloat16"),
+            ("evaluation.num_processes", processes, target, "the target in float32"),
         )
     training = _training_needs(subject)
     # In main memory the target is whole before it is in parts.
     needs = training if on_device else max(target, training)
     return (
-        ("training.num_ranks", subject.num_ranks, needs, "target, drafter, gradients and two moments"),
-        ("evaluation.num_processes", processes, target + drafter, "target and drafter"),
+        ("training.num_ranks", subject.num_ranks, needs, "target, drafter, gradients and two moments in float32"),
+        ("evaluation.num_processes", processes, target + drafter, "target and drafter in float32"),
     )
 
 
 def _training_needs(subject: Subject) -> int:
     """Of one rank, which may hold parts of the target's layers and, once it is made, of the drafter and what is its."""
     training, ranks = subject.recipe.training, subject.num_ranks
-    target, layers, drafter = subject.target_bytes, subject.target_layer_bytes, subject.drafter_bytes
+    (target, layers), drafter = _target_in_training(subject), subject.drafter_bytes
     if training.target_sharding == "fsdp":
         target += layers // ranks - layers
     return target + (4 * drafter if training.drafter_sharding == "ddp" else max(drafter, 4 * drafter // ranks))
+
+
+def _target_in_training(subject: Subject) -> tuple[int, int]:
+    """Bytes of the target and of its layers, which ranks on CUDA load in bfloat16."""
+    share = 2 if subject.recipe.training.device == "cuda" else 1
+    return subject.target_bytes // share, subject.target_layer_bytes // share
 
 
 def check_shared_memory(subject: Subject) -> Iterator[Fault]:
