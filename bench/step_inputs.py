@@ -90,13 +90,13 @@ DIMS = {
 }
 """`8b` has the sizes of Qwen3-8B's drafter, for a card."""
 _D_LENGTHS = (142, 155, 163, 178, 190, 204, 213, 226, 241, 259, 277, 301, 330, 368, 421, 512)
-_LONG_LENGTHS = (96, 180, 260, 700, 1_500, 2_300)
+_LONG_LENGTHS = (96, 180, 260, 700, 1_500)
 SHAPES = {
     "a": Shape(lengths=(1024,), anchors=64, block=8, gamma=4.0, seed=11, prompt_share=0.25),
     "b": Shape(lengths=(128, 320, 640, 1024), anchors=64, block=8, gamma=4.0, seed=12, prompt_share=0.25),
     "d": Shape(lengths=_D_LENGTHS, anchors=32, block=8, gamma=4.0, seed=14, prompt_share=0.45),
-    "e": Shape(lengths=_LONG_LENGTHS, anchors=128, block=16, gamma=7.0, seed=15, prompt_share=0.3),
-    "f": Shape(lengths=(4096,), anchors=256, block=16, gamma=7.0, seed=16, prompt_share=0.2),
+    "e": Shape(lengths=_LONG_LENGTHS, anchors=64, block=16, gamma=7.0, seed=15, prompt_share=0.3),
+    "f": Shape(lengths=(2048,), anchors=128, block=16, gamma=7.0, seed=16, prompt_share=0.2),
     "g": Shape(lengths=(384,) * 8, anchors=48, block=8, gamma=4.0, seed=17, prompt_share=0.1),
 }
 """`a`, `b` and `d` are those that others' figures are known of; `e`, `f` and `g` are others, so that nothing is tuned
