@@ -174,7 +174,8 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, default=512, help="of a row, at most")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("no CUDA device is visible: this bench needs one")
+        print("skipped: no CUDA device is visible")
+        return
     config = drafter_config_of(DIMS["8b"], 16)
     target = target_of(config)
     print(f"{torch.cuda.get_device_name()}; goal {GOAL:.0%} of a large product's rate")

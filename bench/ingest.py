@@ -116,7 +116,7 @@ def _end_to_end(file: Path, tokenizer: Path, root: Path, processes: int | None) 
 
     pa.array([""])  # Loads pandas.
     loading = time.perf_counter()
-    ChatRenderer(tokenizer).encoder.encode([""])
+    _renderer(tokenizer)
     loaded = time.perf_counter() - loading
     memory = _Memory()
     began, cpu = time.perf_counter(), _cpu()
@@ -180,9 +180,16 @@ def _prepared(file: Path, tokenizer: Path, root: Path) -> tuple[Tokeniser, list[
     """The text that the bare tokenizer is to get."""
     recipe, storage = _recipe(file, tokenizer, 1), Storage(root=root)
     ingestion = make_conversations(recipe, storage).record
-    made = tokeniser(ChatRenderer(tokenizer), TokenRule(max_length=LONGEST))
+    made = tokeniser(_renderer(tokenizer), TokenRule(max_length=LONGEST))
     rendered = made.render(Warehouse(storage.warehouse).conversations(ingestion.fingerprint))
     return made, [r for r in rendered if isinstance(r, Rendered)]
+
+
+def _renderer(tokenizer: Path) -> ChatRenderer:
+    """With the table that its encoder makes at the first text."""
+    renderer = ChatRenderer(tokenizer)
+    renderer.encoder.encode([""])
+    return renderer
 
 
 def _encode(made: Tokeniser, texts: list[str]) -> None:

@@ -149,6 +149,12 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=7)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
+    unknown = [run for run in given.runs if run not in {f"{dims}/{shape}" for dims in DIMS for shape in SHAPES}]
+    if unknown:
+        parser.error(f"no sizes or rows {', '.join(unknown)}: sizes are {', '.join(DIMS)}, rows {', '.join(SHAPES)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        print("skipped: no CUDA device is visible")
+        return
     for run in given.runs:
         with tempfile.TemporaryDirectory() as folder:
             parts = Parts(Path(folder), run, torch.device(given.device))

@@ -75,11 +75,11 @@ def our_step(tensors: dict[str, Tensor], config: DrafterConfig, *, gamma: float,
 
 
 def batch_of(tensors: dict[str, Tensor]) -> TrainingBatch:
-    anchors = [row[kept].numpy() for row, kept in zip(tensors["anchors"], tensors["keep"], strict=True)]
+    anchors = [row[kept].sort().values.numpy() for row, kept in zip(tensors["anchors"], tensors["keep"], strict=True)]
     documents = in_rows(tensors["lengths"].tolist())
     return TrainingBatch(
-        input_ids=tensors["ids"].long(),
-        loss_mask=tensors["loss_mask"].bool(),
+        input_ids=tensors["ids"],
+        loss_mask=tensors["loss_mask"],
         documents=documents,
         blocks=place_blocks(anchors, documents, width=tensors["ids"].shape[1]),
         features=tensors["feat"],
@@ -115,6 +115,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     tensors, config = read_inputs(given.inputs, given.config)
+    if given.steps < 1 or given.warmup < 0 or given.threads < 1:
+        parser.error("--steps and --threads are at least 1, --warmup at least 0")
+    if not (tensors["keep"].any() and tensors["loss_mask"].any()):
+        parser.error(f"{given.inputs} has no anchor or no supervised token: there is no loss")
     step = our_step(tensors, config, gamma=given.gamma, lr=given.lr)
     print(json.dumps(timed(step, warmup=given.warmup, steps=given.steps)))
 

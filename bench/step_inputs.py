@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -157,7 +158,24 @@ def write_inputs(folder: Path, dims: Dims, shape: Shape) -> tuple[Path, Path]:
 
 
 def read_inputs(inputs: Path, config: Path) -> tuple[dict[str, Tensor], DrafterConfig]:
-    return load_file(inputs), from_zlab_json(json.loads(config.read_text(encoding="utf-8")))
+    """Tensors of a file in the types a step works in: whole numbers, masks as bool, everything else in float32."""
+    try:
+        found, shape = load_file(inputs), from_zlab_json(json.loads(config.read_text(encoding="utf-8")))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise SystemExit(f"{inputs} with {config} cannot be read: {error}") from None
+    missing = [name for name in (*_WHOLE, *_MASKS, "feat", "embed", "head") if name not in found]
+    if missing:
+        raise SystemExit(f"{inputs} has no {', '.join(missing)}")
+    return {name: _typed(name, tensor) for name, tensor in found.items()}, shape
+
+
+_WHOLE, _MASKS = ("ids", "lengths", "anchors"), ("loss_mask", "keep")
+
+
+def _typed(name: str, tensor: Tensor) -> Tensor:
+    if name in _MASKS:
+        return tensor > 0.5
+    return tensor.long() if name in _WHOLE else tensor.float()
 
 
 def initial_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,10 @@ def show_dry_run(found: dict[str, Any]) -> None:
             f"{epoch['real_tokens']:,} tokens, padding efficiency {epoch['padding_efficiency']:.3f}"
         )
     print(f"in all    {about}{found['total_steps']:,} steps, {_micro_batches(found)}")
+    if found["stops_after"] is not None:
+        print(
+            f"stops     after step {found['stops_after']:,}, by training.max_steps; what follows is of the whole plan"
+        )
     _show_memory(found["memory"])
     storage = found["storage"]
     print(f"storage   {_size(storage['bytes'])}, with {_size(storage['free_bytes'])} free")

@@ -27,12 +27,22 @@ _BATCH_SIZE = 32 * 2**20
 
 def make_conversations(recipe: Recipe, storage: Storage) -> Made[Ingestion]:
     """Read every source strictly; each row ends up accepted, rejected with a reason, or counted as a duplicate."""
-    rules = reading_rules(recipe.data)
-    files = [look_at(source, rules.limits) for source in expand(source_files(recipe.data))]
+    rules, files = _seen(recipe)
     warehouse = Warehouse(storage.warehouse)
     if found := warehouse.find_ingestion(ingestion_fingerprint(files, rules)):
         return Made(record=found, reused=True)
     return Made(record=ingest(files, rules, warehouse), reused=False)
+
+
+def conversations_name(recipe: Recipe) -> str:
+    """The fingerprint that an ingestion of the recipe's sources, as they are now, has. Reads every file once."""
+    rules, files = _seen(recipe)
+    return ingestion_fingerprint(files, rules)
+
+
+def _seen(recipe: Recipe) -> tuple[Rules, list[KnownFile]]:
+    rules = reading_rules(recipe.data)
+    return rules, [look_at(source, rules.limits) for source in expand(source_files(recipe.data))]
 
 
 def source_files(data: Data) -> list[SourceFile]:

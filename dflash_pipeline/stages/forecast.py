@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +68,7 @@ def measured_run(runs: Path, wanted: Callable[[LaunchConfig], bool]) -> tuple[st
             config = load_record(launch, LaunchConfig)
             if not wanted(config):
                 continue
-            steps = list(_timed_steps(launch.parent, Path(config.plan_dir)))
+            steps = _of_one_size(list(_timed_steps(launch.parent, Path(config.plan_dir))))
             if len(steps) >= FEWEST_STEPS:
                 return config.run, _fitted(steps)
         except (
@@ -93,16 +95,29 @@ class _TimedStep:
     batches: Floats
 
 
+def _of_one_size(steps: Sequence[_TimedStep]) -> list[_TimedStep]:
+    """Those on the number of ranks that most of them ran on."""
+    sizes = Counter(step.batches.size for step in steps)
+    return [step for step in steps if step.batches.size == max(sizes, key=lambda size: sizes[size])]
+
+
+def _by_attempt(events: Sequence[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for event in events:
+        found.setdefault(event["attempt"], []).append(event)
+    return found
+
+
 def _timed_steps(run: Path, plan: Path) -> Iterator[_TimedStep]:
-    """The steps of the newest attempt that is on record, but its first few, which warm up."""
+    """The steps of every attempt that is on record, but the first few of each, which warm up; newer ones replace."""
     attempts = {a.number: a.num_ranks for a in load_record(run / "run.json", RunRecord).attempts}
     events = [e for e in read_events(run / "events.jsonl") if e["kind"] == "step"]
-    last = [e for e in events if e["attempt"] == events[-1]["attempt"]][WARM_UP:]
+    warm = [e for of_one in _by_attempt(events).values() for e in of_one[WARM_UP:]]
     of_epoch: dict[int, EpochManifest] = {}
-    for event in last:
+    for event in {e["global_step"]: e for e in warm}.values():
         epoch, num_ranks = event["epoch"], attempts.get(event["attempt"])
         if num_ranks is None:
-            return
+            continue
         if epoch not in of_epoch:
             of_epoch[epoch] = load_epoch(plan, epoch)
         rows, lengths = (

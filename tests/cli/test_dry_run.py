@@ -11,7 +11,7 @@ from tests.conftest import ROOT, write_recipe
 
 KEYS = {
     *("dry_run", "lengths", "snapshot", "plan", "boundaries", "total_steps", "num_micro_batches", "epochs", "memory"),
-    *("storage", "hours", "faults", "target_dir", "seconds"),
+    *("stops_after", "storage", "hours", "faults", "target_dir", "seconds"),
 }
 
 
@@ -132,3 +132,12 @@ def test_the_big_recipe_is_answered_without_weights_or_data(dflash, monkeypatch,
     assert 75 < found["hours"]["low"] < found["hours"]["high"] < 100
     assert {Path(fault["where"]).name for fault in found["faults"]} >= {"qwen3-8b", "conversations"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_of_other_rows_is_no_fact(chain, dflash, monkeypatch):
+    """The recipe names other rows by now, or wants other answers: its newest snapshot says nothing of them."""
+    monkeypatch.setenv("DFLASH_STORAGE", str(chain.storage.root))
+    for changed in ("data.max_rows=7", "responses.enabled=false"):
+        found = dflash("run", chain.recipe_file, "--dry-run", "--json", "--set", changed).document
+        assert found["lengths"]["origin"] == "sources", changed
+        assert (found["snapshot"], found["plan"]) == (None, None)

@@ -22,11 +22,13 @@ from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.batching import batching_spec, recipe_boundaries
 from dflash_pipeline.stages.dry_run import dry_run
 from dflash_pipeline.stages.dry_run.hours import HISTORY
+from dflash_pipeline.stages.dry_run.memory import Item
+from dflash_pipeline.stages.dry_run.room import no_room
 from dflash_pipeline.stages.plan_files import read_lengths
 from dflash_pipeline.stages.training import launch_config
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import plan_folder, save_epoch, save_spec, seal_plan
-from dflash_pipeline.store.records import save_record
+from dflash_pipeline.store.records import load_record, save_record
 from tests.conftest import ROOT
 from tests.stages.preflight_cases import recipe, spoiled_target, with_rows
 
@@ -218,6 +220,61 @@ def leave_a_run(asked: Recipe, storage: Storage, samples: SampleLengths, *, per_
     ]
     (run_dir / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return float(seconds.sum())
+
+
+def test_steps_of_every_attempt_are_measured_ones(tmp_path: Path) -> None:
+    """A run that stopped late and was resumed for a few steps has not lost its times."""
+    asked, file = recipe(tmp_path, data=NO_SOURCE, batching={"epochs": 1}), lengths_file(tmp_path, 2000)
+    storage = Storage(root=tmp_path / "storage")
+    seconds = leave_a_run(asked, storage, read_lengths(file), per_token=2e-3)
+    [events] = storage.runs.glob("*/events.jsonl")
+    [record] = storage.runs.glob("*/run.json")
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    for line in lines[-8:]:
+        line["attempt"] = 2
+    events.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = load_record(record, RunRecord)
+    second = replace(run.attempts[0], number=2, first_step=len(lines) - 8)
+    save_record(record, replace(run, attempts=(*run.attempts, second)))
+    hours = said(asked, tmp_path, file)["hours"]
+    assert hours["origin"] == "measured"
+    assert hours["low"] == pytest.approx(seconds / 3600, rel=1e-6)
+
+
+def test_times_of_a_run_with_another_forward_are_not_taken(tmp_path: Path) -> None:
+    asked, file = recipe(tmp_path, data=NO_SOURCE, batching={"epochs": 1}), lengths_file(tmp_path, 2000)
+    leave_a_run(asked, Storage(root=tmp_path / "storage"), read_lengths(file), per_token=2e-3)
+    with_kl = recipe(tmp_path, data=NO_SOURCE, batching={"epochs": 1}, training={"kl": 0.5})
+    assert said(with_kl, tmp_path, file)["hours"]["origin"] == "unknown"
+
+
+def test_lengths_of_a_file_are_cut_as_ingestion_would(tmp_path: Path) -> None:
+    file = lengths_file(tmp_path)
+    lengths = read_lengths(file).num_tokens
+    cut = said(recipe(tmp_path, data=NO_SOURCE | {"max_length": 64}), tmp_path, file)["lengths"]
+    assert cut["num_tokens"] == int(np.minimum(lengths, 64).sum())
+    dropped = said(recipe(tmp_path, data=NO_SOURCE | {"max_length": 64, "overlong": "drop"}), tmp_path, file)["lengths"]
+    assert dropped["num_samples"] == int((lengths <= 64).sum())
+    with pytest.raises(Refused, match="all 500 samples are longer"):
+        said(recipe(tmp_path, data=NO_SOURCE | {"max_length": 16, "overlong": "drop"}), tmp_path, file)
+
+
+def test_a_file_without_a_supervised_token_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "none.parquet"
+    pq.write_table(pa.table({"length": [20, 30], "supervised": [0, 0]}), path)
+    with pytest.raises(Refused, match="no token of it is supervised"):
+        said(recipe(tmp_path, data=NO_SOURCE), tmp_path, path)
+
+
+def test_what_does_not_fit_is_a_fault(tmp_path: Path) -> None:
+    asked = recipe(tmp_path, data=NO_SOURCE, training={"feature_cache_gib": 1e-6, "max_steps": 3})
+    found = said(asked, tmp_path, lengths_file(tmp_path))
+    assert "training.feature_cache_gib" in [fault["where"] for fault in found["faults"]]
+    assert found["stops_after"] == 3
+    item = Item(what="plan", num_bytes=2**40, how="")
+    [full] = no_room([item], 2**30, cache_gib=None, storage=tmp_path)
+    assert full.where == str(tmp_path)
+    assert not [*no_room([item], 2**40, cache_gib=None, storage=tmp_path)]
 
 
 def test_storage_counts_what_the_recipe_keeps(tmp_path: Path) -> None:

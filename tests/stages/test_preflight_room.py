@@ -134,7 +134,10 @@ def test_every_process_holds_a_target(tmp_path: Path) -> None:
     [("ddp", "none", 3.56e6), ("fsdp", "none", 2.70e6), ("ddp", "fsdp", 2.77e6), ("fsdp", "fsdp", 1.91e6)],
 )
 def test_parts_take_less_of_a_device(tmp_path: Path, drafter: str, target: str, room: float) -> None:
-    """Of the target's 918,912 weights 787,712 are in its layers; the drafter has 107,072, times four. Two bytes a weight of the target."""
+    """Of the target's 918,912 weights 787,712 are in its layers; the drafter has 107,072, times four.
+
+    On a device the target takes two bytes a weight.
+    """
     training = CUDA | {"drafter_sharding": drafter, "target_sharding": target}
 
     def where(num_bytes: float) -> list[str]:

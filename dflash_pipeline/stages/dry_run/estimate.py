@@ -22,7 +22,7 @@ from dflash_pipeline.stages.drafter_shape import drafter_of
 from dflash_pipeline.stages.dry_run.hours import assumed_hours, epoch_seconds, measured_hours
 from dflash_pipeline.stages.dry_run.lengths import KnownLengths, known_lengths
 from dflash_pipeline.stages.dry_run.memory import Holding, Item, RankMemory, largest, rank_memory
-from dflash_pipeline.stages.dry_run.room import storage_items
+from dflash_pipeline.stages.dry_run.room import no_room, storage_items
 from dflash_pipeline.stages.dry_run.shapes import batch_shapes
 from dflash_pipeline.stages.dry_run.target import TargetSize, target_size
 from dflash_pipeline.stages.forecast import measured_run
@@ -78,7 +78,7 @@ def dry_run(recipe: Recipe, storage: Storage, lengths_file: Path | None, *, know
     began = time.monotonic()
     machine = this_machine(storage, device="cpu")
     subject = gather(recipe, storage, num_ranks=recipe.training.num_ranks, machine=machine, with_data=True)
-    faults = _faults(subject)
+    faults = list(_faults(subject))
     known["faults"] = [asdict(fault) for fault in faults]
     lengths = known_lengths(recipe, storage, lengths_file, subject)
     sizes = _sizes(recipe)
@@ -89,10 +89,13 @@ def dry_run(recipe: Recipe, storage: Storage, lengths_file: Path | None, *, know
     if measured is not None and planned.seconds is not None:
         hours = measured_hours(planned.seconds, measured[1], measured[0])
     items = storage_items(recipe, lengths, planned.plan, sizes.drafter)
+    faults += no_room(items, machine.free_disk, cache_gib=recipe.training.feature_cache_gib, storage=storage.root)
+    known["faults"] = [asdict(fault) for fault in faults]
     return {
         "dry_run": True,
         "lengths": _lengths_facts(lengths),
         **_plan_facts(planned.plan, lengths),
+        "stops_after": recipe.training.max_steps,
         "memory": _memory_facts(planned.largest, recipe),
         "storage": {"items": _items(items), "bytes": _sum(items), "free_bytes": machine.free_disk},
         "hours": asdict(hours),
@@ -135,9 +138,10 @@ def _holding(recipe: Recipe) -> Holding:
 
 
 def _alike(config: LaunchConfig, recipe: Recipe, drafter: DrafterConfig) -> bool:
-    """Whether the step times of a run are those of this one: target, drafter and device. Weights are not read."""
-    same_place = Path(config.target_dir) == recipe.target.path
-    return same_place and config.drafter == drafter and config.device == recipe.training.device
+    """Whether the step times of a run are those of this one: target, its last layers or not, drafter and device."""
+    same_target = Path(config.target_dir) == recipe.target.path  # Its weights are not read.
+    same_forward = (config.settings.objective.kl > 0) == (recipe.training.kl > 0)
+    return same_target and same_forward and config.drafter == drafter and config.device == recipe.training.device
 
 
 def _plan(

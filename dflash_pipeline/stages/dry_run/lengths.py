@@ -14,11 +14,12 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.ingest.tokenise import tokeniser
 from dflash_pipeline.recipe import Data, Recipe
-from dflash_pipeline.stages.conversations import reading_rules, source_files
+from dflash_pipeline.stages.conversations import conversations_name, reading_rules, source_files
 from dflash_pipeline.stages.plan_files import read_lengths
 from dflash_pipeline.stages.preflight.fault import noted
 from dflash_pipeline.stages.preflight.sample import FILES, Effort, SourceSample, sample_source
 from dflash_pipeline.stages.preflight.subject import Subject
+from dflash_pipeline.stages.responses import SOURCE_ANSWERS
 from dflash_pipeline.stages.tokens import open_tokens, rule_fingerprint, token_rule
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record
@@ -56,7 +57,11 @@ def known_lengths(recipe: Recipe, storage: Storage, file: Path | None, subject: 
 
 
 def _of_file(file: Path, data: Data) -> KnownLengths:
-    samples = read_lengths(file)
+    samples = _within(read_lengths(file), data)
+    if not samples.num_supervised.any():
+        raise Refused(
+            "no token of it is supervised", where=str(file), fix="give a column `supervised` with what carries a loss"
+        )
     size, tokens = samples.num_tokens.size, int(samples.num_tokens.sum())
     on_training_side = 1 - data.validation_fraction
     all_carry = np.array_equal(samples.num_tokens, samples.num_supervised)
@@ -69,17 +74,42 @@ def _of_file(file: Path, data: Data) -> KnownLengths:
     )
 
 
+def _within(samples: SampleLengths, data: Data) -> SampleLengths:
+    """Samples of a file as ingestion would leave them: none above `data.max_length`."""
+    longer = samples.num_tokens > data.max_length
+    if not longer.any():
+        return samples
+    if data.overlong == "drop":
+        tokens, supervised = samples.num_tokens[~longer], samples.num_supervised[~longer]
+    else:
+        tokens = np.minimum(samples.num_tokens, data.max_length)
+        supervised = np.minimum(samples.num_supervised, tokens)
+    if not tokens.size:
+        raise Refused(
+            f"all {longer.size} samples are longer than data.max_length {data.max_length}",
+            where="data.overlong",
+            fix="raise data.max_length, or truncate",
+        )
+    return SampleLengths(
+        snapshot=fingerprint(lengths=tokens, supervised=supervised), num_tokens=tokens, num_supervised=supervised
+    )
+
+
 def _usable_snapshot(recipe: Recipe, storage: Storage, subject: Subject) -> CorpusSnapshot | None:
-    """The recipe's newest snapshot, unless the recipe by now says otherwise how text becomes tokens."""
+    """The recipe's newest snapshot, unless the recipe or its files by now say otherwise what would be in it."""
     record = storage.record(recipe.name, "token_sequences")
     if not record.exists():
         return None
     snapshot = load_record(record, CorpusSnapshot)
     if not (storage.snapshots / snapshot.fingerprint / "snapshot.json").exists():
         return None
+    if recipe.responses.enabled == (snapshot.answers == SOURCE_ANSWERS):
+        return None
     renderer = subject.target.renderer
-    if renderer is None or snapshot.rule == rule_fingerprint(renderer, token_rule(recipe.data)):
-        return snapshot
+    if renderer is not None and snapshot.rule != rule_fingerprint(renderer, token_rule(recipe.data)):
+        return None
+    with noted([]):  # Files that cannot be read are named by the preflight.
+        return snapshot if snapshot.ingestion == conversations_name(recipe) else None
     return None
 
 
@@ -93,7 +123,7 @@ def _of_snapshot(storage: Storage, snapshot: CorpusSnapshot) -> KnownLengths:
             num_supervised=tokens.num_supervised()[training],
         ),
         origin="snapshot",
-        says=f"of snapshot {snapshot.fingerprint}, this recipe's newest; rows that came since are not in it",
+        says=f"of snapshot {snapshot.fingerprint}, which is of these files as they are",
         all_samples=snapshot.num_samples,
         all_tokens=snapshot.num_tokens,
     )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.dry_run.lengths import KnownLengths
 from dflash_pipeline.stages.dry_run.memory import Item, num_drafter_parameters
+from dflash_pipeline.stages.preflight.fault import Fault
+from dflash_pipeline.stages.preflight.machine import gib
 
 _TOKEN = 4
 """Of a token: an int32 in the snapshot, and about so many characters of text."""
@@ -51,6 +56,24 @@ def storage_items(recipe: Recipe, lengths: KnownLengths, plan: RunPlan, drafter:
         size = 4 * width * int(lengths.samples.num_tokens.sum())
         items.append(Item(what="features", num_bytes=size, how=f"{4 * width:,} bytes a training token"))
     return tuple(items)
+
+
+def no_room(items: Sequence[Item], free: int, *, cache_gib: float | None, storage: Path) -> Iterator[Fault]:
+    """What is known beforehand not to fit: all of it on the disk, and features within their own limit."""
+    needed = sum(item.num_bytes for item in items)
+    if needed > free:
+        yield Fault(
+            where=str(storage),
+            what=f"the run would leave {gib(needed)}, and {gib(free)} are free",
+            fix="free space, or give another storage folder",
+        )
+    features = sum(item.num_bytes for item in items if item.what == "features")
+    if cache_gib is not None and features > cache_gib * 2**30:
+        yield Fault(
+            where="training.feature_cache_gib",
+            what=f"the features of all training samples take {gib(features)}, and {cache_gib:g} GiB are allowed",
+            fix="raise it, or leave it out: features are then computed in every step",
+        )
 
 
 def _kept(recipe: Recipe, plan: RunPlan) -> int:
