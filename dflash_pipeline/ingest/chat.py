@@ -12,10 +12,9 @@ from dflash_pipeline.contracts.conversation import Conversation, Message
 from dflash_pipeline.contracts.errors import Refused, refusing
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.ingest.control import ControlText, Range, shifted, unmasked
-from dflash_pipeline.ingest.encoder import TextEncoder
 from dflash_pipeline.ingest.spans import Span, TurnForm, TurnSpan, find_turns
 from dflash_pipeline.ingest.template import ChatTemplate, NotRendered, template_text
-from dflash_pipeline.ingest.tokenizer import load_tokenizer, tokenizer_digests
+from dflash_pipeline.ingest.tokenizer import loaded_tokenizer, tokenizer_digests
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,11 +106,11 @@ class ChatRenderer:
     """
 
     def __init__(self, folder: Path, template: Path | None = None) -> None:
-        self.tokenizer = load_tokenizer(folder)
+        loaded = loaded_tokenizer(folder)
+        self.tokenizer, self.encoder = loaded.tokenizer, loaded.encoder
         self._where = f"chat template {template or folder}"
         text = template_text(self.tokenizer, folder, template)
         self._template = ChatTemplate(text=text, special_tokens=self.tokenizer.special_tokens_map)
-        self.encoder = TextEncoder(self.tokenizer.backend_tokenizer)
         self.renderer = self._probed(_configured_ends(self.tokenizer, folder))
         self.tokenizer_fingerprint = fingerprint(files=tokenizer_digests(folder))
         self.template_fingerprint = fingerprint(template=text, form=self.renderer.form, rule=MASK_RULE)

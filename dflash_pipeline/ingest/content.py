@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
+
+from pydantic_core import to_json
 
 from dflash_pipeline.contracts.conversation import Conversation
 
@@ -19,4 +20,4 @@ def content_digest(conversation: Conversation) -> bytes:
         conversation.document,
         tokenised and [tokenised.token_ids, tokenised.loss_mask],
     ]
-    return hashlib.sha256(json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()).digest()
+    return hashlib.sha256(to_json(said)).digest()

@@ -40,7 +40,6 @@ class TextEncoder:
         self.backend.no_padding()
         self.backend.encode_special_tokens = False
         self.num_ids = 1 + max([backend.get_vocab_size() - 1, *backend.get_added_tokens_decoder()])
-        self._widths = _byte_widths(self.backend)
         self._form = _FORMS.get(type(self.backend.normalizer)) if self.backend.normalizer else None
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
@@ -51,7 +50,8 @@ class TextEncoder:
 
     def read(self, encoding: Encoding, text: str, characters: Sequence[Span]) -> tuple[Ids, list[Span]]:
         """What `encode` gave for a text: its ids, and the tokens of these characters (`token_spans`)."""
-        ids = np.array(encoding.ids, dtype=np.int32)
+        listed = encoding.ids
+        ids = np.fromiter(listed, np.int32, len(listed))
         ends = self._byte_ends(ids, text)
         if ends is None:
             slow = encoding if self._widths is None else self.backend.encode(text, add_special_tokens=False)
@@ -93,6 +93,10 @@ class TextEncoder:
         return ids, token_spans(characters, reported - np.searchsorted(marks, reported, side="left"))
 
     @cached_property
+    def _widths(self) -> npt.NDArray[np.int64] | None:
+        return _byte_widths(self.backend)
+
+    @cached_property
     def _renamed(self) -> tuple[Tokenizer, dict[int, int]]:
         return _renamed(self.backend)
 
@@ -120,8 +124,10 @@ def token_spans(characters: Sequence[Span], offsets: npt.NDArray[np.int64]) -> l
 def _spans_of_bytes(positions: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> list[Span]:
     """As `token_spans`, where each token begins at the byte at which the one before it ends."""
     firsts, lasts = positions[::2], positions[1::2]
-    lows = np.where(firsts == 0, 0, np.searchsorted(ends, firsts, "left") + 1)
-    return _joined(lows, np.searchsorted(ends, lasts, "right"))
+    lows = ends.searchsorted(firsts, "left") + 1
+    if firsts.size and firsts[0] == 0:
+        lows[0] = 0
+    return _joined(lows, ends.searchsorted(lasts, "right"))
 
 
 def _joined(lows: npt.NDArray[np.int64], highs: npt.NDArray[np.int64]) -> list[Span]:
@@ -153,8 +159,8 @@ def _byte_widths(backend: Tokenizer) -> npt.NDArray[np.int64] | None:
     vocabulary = backend.get_vocab(with_added_tokens=False)
     added = backend.get_added_tokens_decoder()
     widths = np.zeros(1 + max([*vocabulary.values(), *added], default=0), dtype=np.int64)
-    for token, number in vocabulary.items():
-        widths[number] = len(token)
+    numbers = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
+    widths[numbers] = np.fromiter(map(len, vocabulary), np.int64, len(vocabulary))
     for number, added_token in added.items():
         widths[number] = len(added_token.content.encode())
     return widths

@@ -6,6 +6,7 @@ on.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -122,6 +123,8 @@ def _elsewhere(chunks: Iterable[Chunk], tokeniser: Tokeniser, processes: int) ->
 def _begin(tokeniser: Tokeniser) -> None:
     global _worker
     _worker = tokeniser
+    # What is here by now stays: the collector need not look through it time and again.
+    gc.freeze()
     # One core each: the tokenizer's own threads would take those of the others.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Ctrl-C reaches the whole group; the parent answers it, and ends these.

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
+from types import BuiltinMethodType
 from typing import Any
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -23,9 +25,7 @@ from jinja2.utils import Namespace
 @lru_cache(maxsize=8)
 def compiled(text: str) -> Callable[..., str]:
     """A template as a function of its variables. `jinja2.TemplateError` when it cannot be parsed."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["dict"] = _Dict()
@@ -69,6 +69,52 @@ class _Namespace(Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_underscore(name)
         super().__setitem__(name, value)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The same answers, sooner where the values are plain: messages are dictionaries, lists and texts, and no more.
+
+    What jinja would say of a plain type is asked once. Everything else takes jinja's own way.
+    """
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        kind = type(obj)
+        if kind is dict and attribute not in _NAMES_OF_DICT:
+            value = obj.get(attribute, _ABSENT)
+            return value if value is not _ABSENT else self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE.get(kind, ()):
+            return getattr(obj, attribute)
+        if (kind is LoopContext or kind is _Namespace) and not attribute.startswith("_"):
+            value = getattr(obj, attribute, _ABSENT)
+            if type(value) in _PLAIN:
+                return value
+        return super().getattr(obj, attribute)
+
+    # The names before the slash are no keywords: a template's function may have an argument called self.
+    def call(self, context: Context, obj: Any, /, *args: Any, **values: Any) -> Any:
+        if obj is _Namespace or (type(obj) is BuiltinMethodType and type(obj.__self__) is str):
+            # What the compiled template adds for functions that ask for its variables.
+            values.pop("_loop_vars", None)
+            values.pop("_block_vars", None)
+            return obj(*args, **values)
+        return super().call(context, obj, *args, **values)
+
+
+def _safe_names(kind: type) -> frozenset[str]:
+    """Attributes of a plain type that jinja gives away as they are."""
+    asked, one = ImmutableSandboxedEnvironment(), kind()
+    values = {name: getattr(one, name) for name in dir(kind)}
+    return frozenset(
+        name
+        for name, value in values.items()
+        if asked.is_safe_attribute(one, name, value) and asked.wrap_str_format(value) is None
+    )
+
+
+_ABSENT = object()
+_NAMES_OF_DICT = frozenset(dir(dict))
+_SAFE = {kind: _safe_names(kind) for kind in (str, dict, list)}
+_PLAIN = frozenset({bool, int, str, type(None)})
 
 
 def _refuse_underscore(name: object) -> None:

@@ -23,8 +23,8 @@ Threshold = Callable[[int, int], int]
 _STAGE = """
 CREATE TABLE staged (
     ordinal BIGINT, source INTEGER, answered BOOLEAN, conversation_id VARCHAR, digest BLOB, prompt_hash UBIGINT,
-    line BIGINT, byte_offset BIGINT, excerpt VARCHAR, size BIGINT, messages VARCHAR, tools VARCHAR, document VARCHAR,
-    token_ids INTEGER[], loss_mask BOOLEAN[]);
+    line BIGINT, byte_offset BIGINT, excerpt VARCHAR, size BIGINT, messages VARCHAR USING COMPRESSION zstd,
+    tools VARCHAR, document VARCHAR USING COMPRESSION zstd, token_ids INTEGER[], loss_mask BOOLEAN[]);
 CREATE TABLE staged_rejections (source INTEGER, ordinal BIGINT, file VARCHAR, line BIGINT, byte_offset BIGINT,
     conversation_id VARCHAR, reason VARCHAR, excerpt VARCHAR);
 CREATE TABLE staged_sources (source INTEGER, file VARCHAR, sha256 VARCHAR, error VARCHAR);

@@ -15,6 +15,7 @@ from dflash_pipeline.contracts.errors import ContractBroken
 SCHEMA_VERSION = 2
 """Raised when a table changes; an older file is refused, never guessed at."""
 
+# Long texts name their compression: to find the best of several for them takes longer than all else that writing does.
 # No keys or indexes: every save deletes and inserts in one transaction, which DuckDB's unique indexes do not bear.
 SCHEMA = """
 CREATE TABLE schema_version (version INTEGER);
@@ -24,8 +25,8 @@ CREATE TABLE sources (
     exact_duplicates BIGINT, error VARCHAR);
 CREATE TABLE conversations (
     ingestion VARCHAR, answered BOOLEAN, ordinal BIGINT, size BIGINT, conversation_id VARCHAR, split VARCHAR,
-    file VARCHAR, line BIGINT, messages VARCHAR, tools VARCHAR, document VARCHAR,
-    token_ids INTEGER[], loss_mask BOOLEAN[]);
+    file VARCHAR, line BIGINT, messages VARCHAR USING COMPRESSION zstd, tools VARCHAR,
+    document VARCHAR USING COMPRESSION zstd, token_ids INTEGER[], loss_mask BOOLEAN[]);
 CREATE TABLE rejected_rows (
     ingestion VARCHAR, ordinal BIGINT, file VARCHAR, line BIGINT, byte_offset BIGINT, conversation_id VARCHAR,
     reason VARCHAR, excerpt VARCHAR);

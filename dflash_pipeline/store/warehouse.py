@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -27,6 +28,8 @@ from dflash_pipeline.store.plans import plan_folder
 # Opening a large file takes about as long as reading this many short rows of it.
 _BATCH_ROWS = 16_384
 _BATCH_SIZE = 32 * 2**20
+# Whoever tokenises them need not wait for the records of a whole batch.
+_GIVEN_AT_ONCE = 512
 WAIT_SECONDS = 60.0
 """How long a call waits for another process to let go of the file."""
 
@@ -56,7 +59,7 @@ class Warehouse:
     def stream_conversations(self, ingestion: str) -> Iterator[list[Conversation]]:
         """Those of an ingestion in canonical order, batch by batch; a refusal at the end if some were missing.
 
-        The file is open for a batch at a time, and a batch is bounded in rows and in size.
+        The file is open for some batches at a time, and what is read then is bounded in rows and in size.
         """
         expected = self.database.read(lambda connection: _recorded(connection, ingestion)).accepted
         yield from self._stream(ingestion, expected, answered=True)
@@ -68,14 +71,17 @@ class Warehouse:
 
     def _stream(self, ingestion: str, expected: int, *, answered: bool) -> Iterator[list[Conversation]]:
         given = 0
-        while batch := self._batch(ingestion, given, answered=answered):
-            given += len(batch)
-            yield batch
+        while rows := self._rows(ingestion, given, answered=answered):
+            given += len(rows)
+            for first in range(0, len(rows), _GIVEN_AT_ONCE):
+                yield [tables.conversation(row) for row in rows[first : first + _GIVEN_AT_ONCE]]
         if given != expected:
             raise _incomplete(ingestion, f"{given} of {expected} conversations are recorded")
 
-    def _batch(self, ingestion: str, start: int, *, answered: bool) -> list[Conversation]:
-        return self.database.read(lambda connection: _conversations(connection, ingestion, start, answered=answered))
+    def _rows(self, ingestion: str, start: int, *, answered: bool) -> list[tuple[Any, ...]]:
+        return self.database.read(
+            lambda connection: _conversation_rows(connection, ingestion, start, answered=answered)
+        )
 
     def rejected_rows(self, ingestion: str | None = None) -> list[RejectedRow]:
         """Those of an ingestion, or of the one saved last if there is one, in the order they were met."""
@@ -273,7 +279,7 @@ def _recorded(connection: Connection, fingerprint: str) -> Ingestion:
     return ingestion
 
 
-def _conversations(connection: Connection, ingestion: str, start: int, *, answered: bool) -> list[Conversation]:
+def _conversation_rows(connection: Connection, ingestion: str, start: int, *, answered: bool) -> list[tuple[Any, ...]]:
     key = [ingestion, answered, start, start + _BATCH_ROWS]
     found = connection.execute(
         "SELECT ordinal, size FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? "
@@ -284,12 +290,11 @@ def _conversations(connection: Connection, ingestion: str, start: int, *, answer
     sizes = [size for place, (ordinal, size) in enumerate(found, start) if ordinal == place]
     fitting = sum(total <= _BATCH_SIZE for total in accumulate(sizes))
     key[3] = start + max(min(1, len(sizes)), fitting)
-    rows = connection.execute(
+    return connection.execute(
         "SELECT conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask "
         "FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? ORDER BY ordinal",
         key,
     ).fetchall()
-    return [tables.conversation(row) for row in rows]
 
 
 def _incomplete(ingestion: str, what: str) -> Refused:

@@ -2,10 +2,12 @@
 
 from contextlib import suppress
 from pathlib import Path
+from types import BuiltinMethodType, FunctionType, MethodWrapperType
 
 import pytest
-from jinja2 import TemplateError
-from jinja2.exceptions import SecurityError
+from jinja2 import TemplateError, Undefined
+from jinja2.exceptions import SecurityError, UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import AutoTokenizer
 
 from dflash_pipeline.ingest.sandbox import compiled
@@ -79,3 +81,53 @@ def test_nothing_else_can_be_reached(text):
 
 def test_a_value_may_be_called_self():
     assert compiled("{% set ns = namespace(self=3) %}{{ ns.self }}")() == "3"
+
+
+@pytest.mark.parametrize(
+    "value", [{"role": "user", "items": 1, "_x": 2}, "a text", ["a", "list"], 3, None, ("a",), {1}]
+)
+def test_an_attribute_of_a_plain_value_is_what_jinja_gives(value):
+    """Found sooner, and the same: refused names included, whatever kind of value it is asked of."""
+    jinja, ours = ImmutableSandboxedEnvironment(), compiled.__wrapped__("").__self__.environment
+    names = {name for kind in (dict, str, list, int, tuple, set, type) for name in dir(kind)}
+    for name in sorted(names | {"role", "absent", "_x", "__absent", "", "mro"}):
+        expected, found = jinja.getattr(value, name), ours.getattr(value, name)
+        assert type(found) is type(expected), name
+        if not isinstance(found, FunctionType | BuiltinMethodType | MethodWrapperType):
+            assert isinstance(found, Undefined) or found == expected, name
+        if isinstance(found, Undefined):
+            assert _refusal(found) == _refusal(expected), name
+
+
+def _refusal(undefined):
+    with pytest.raises((UndefinedError, SecurityError)) as caught:
+        str(undefined + "")
+    return type(caught.value), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ '{0.__class__}'.format(1) }}",
+        "{% for m in messages %}{{ loop._length }}{% endfor %}",
+        "{% for m in messages %}{{ loop._iterable }}{{ loop.__class__ }}{% endfor %}",
+        "{% set ns = namespace(a=raw) %}{{ ns.a(1) }}",
+        "{% set ns = namespace(a='{0.__class__}'.format) %}{{ ns.a(1) }}",
+        "{% set ns = namespace(a=1) %}{{ ns._Namespace__attrs }}{{ ns.__class__ }}",
+        "{% for f in ['{0.__class__}'.format] %}{{ loop.previtem }}{{ f(1) }}{{ loop.nextitem }}{% endfor %}",
+    ],
+)
+def test_the_short_way_reaches_nothing_more(text):
+    with suppress(SecurityError, TemplateError):
+        assert compiled(text)(messages=[{"role": "user"}], raw="{0.__class__}".format) == ""
+
+
+def test_namespaces_loops_and_methods_print_what_jinja_prints():
+    text = (
+        "{% set ns = namespace(n=0, f=none) %}{% for m in messages %}{% set ns.n = ns.n + loop.index %}"
+        "{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem }}{{ ns.n }}{{ ns.f }}{{ ns.absent }}"
+        "{{ m.content.split('i')[-1].strip() }}{{ m.get('role') }}{{ m.items() | list }}{{ m.absent }}{{ m['role'] }}"
+        "{{ ','.join(m) }}{{ '{}-{a}'.format(1, a=2) }}{{ loop.cycle('x', 'y') }}{% endfor %}"
+    )
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(text)
+    assert compiled(text)(messages=MESSAGES) == jinja.render(messages=MESSAGES) != ""
