@@ -104,6 +104,12 @@ class Database:
                     where=str(self.path),
                     fix="free space and run again; nothing of this transaction was kept",
                 ) from error
+            if isinstance(error, duckdb.OutOfMemoryException):
+                raise Failed(
+                    f"a row or a query is too large for the database: {str(error).splitlines()[0]}",
+                    where=str(self.path),
+                    fix="lower data.max_row_bytes; nothing of this transaction was kept",
+                ) from error
             if not any(mark in str(error) for mark in _DAMAGE):
                 raise
             if connection is not None:

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from dflash_pipeline.contracts.candidate import Candidate
 from dflash_pipeline.contracts.conversation import Ingestion, RejectedRow, SourceReport
 from dflash_pipeline.store.database import Connection
+from dflash_pipeline.store.placing import place_conversations
 from dflash_pipeline.store.tables import REJECTED_ROWS, messages_json
 
 Threshold = Callable[[int, int], int]
@@ -67,17 +68,6 @@ INSERT INTO staged_rejections
 _HASHES = """
 SELECT coalesce(min(prompt_hash) FILTER (answered), min(prompt_hash), 0),
     coalesce(max(prompt_hash) FILTER (answered), max(prompt_hash), 0) FROM firsts
-"""
-_CONVERSATIONS = """
-INSERT INTO conversations
-    SELECT $1, placed.answered, placed.place, size, staged.conversation_id,
-        CASE WHEN placed.validation THEN 'validation' ELSE 'train' END, file, line, messages, tools, document,
-        token_ids, loss_mask
-    FROM (SELECT ordinal, answered, prompt_hash < $2::UBIGINT AS validation,
-            row_number() OVER (PARTITION BY answered ORDER BY prompt_hash < $2::UBIGINT, conversation_id) - 1 AS place
-        FROM firsts) AS placed
-    JOIN staged ON placed.ordinal = staged.ordinal JOIN staged_sources USING (source)
-    ORDER BY placed.answered DESC, placed.place
 """
 _REJECTED = """
 INSERT INTO rejected_rows SELECT ?, row_number() OVER (ORDER BY ordinal) - 1, file, line, byte_offset,
@@ -139,7 +129,7 @@ class IngestionDraft:
         run("DELETE FROM rejected_rows WHERE ingestion = ?", key)
         run(_FIRSTS)
         [(lowest, highest)] = run(_HASHES).fetchall()
-        run(_CONVERSATIONS, [self._fingerprint, threshold(lowest, highest)])
+        place_conversations(self._connection, self._fingerprint, threshold=threshold(lowest, highest))
         run(_REJECTED, key)
         run(_SOURCES, key)
         run(_DONE)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -297,6 +298,36 @@ def test_batches_are_bounded_in_rows_and_in_size(warehouse: Warehouse, monkeypat
     # Read in two, and given on in parts.
     assert [len(batch) for batch in batches] == [512] * 8 + [512, 392]
     assert [c.conversation_id for batch in batches for c in batch] == [c.conversation_id for c in many]
+
+
+@pytest.mark.parametrize("part_size", [1, 35, 200])
+def test_texts_dealt_to_parts_come_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_size: int
+) -> None:
+    random = np.random.default_rng(0)
+    plain, ids = CONVERSATIONS[1], [str(n) for n in random.permutation(60)]
+    rows = [
+        candidate(
+            plain,
+            conversation_id=name,
+            size=int(random.integers(1, 40)),
+            prompt_hash=int(random.integers(0, 3)),
+            document=f"text of {name}",
+        )
+        for name in [*ids, *ids[:7]]
+    ]
+
+    def saved(folder: str) -> dict[str, list[tuple[object, ...]]]:
+        warehouse = Warehouse(tmp_path / folder / "warehouse.duckdb")
+        write(warehouse, {"a": list(rows[:30]), "b": list(rows[30:])})
+        return dump(path_of(warehouse))
+
+    at_once = saved("at once")
+    monkeypatch.setattr("dflash_pipeline.store.placing.PART_SIZE", part_size)
+    dealt = saved("dealt")
+    assert dealt.keys() == at_once.keys()
+    assert dealt["conversations"] == at_once["conversations"]
+    assert len(dealt["conversations"]) == 60
 
 
 def _finished(draft: IngestionDraft, verdicts: list[Candidate]) -> Ingestion:
