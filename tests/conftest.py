@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from dflash_pipeline.recipe import Recipe, load_recipe
 from dflash_pipeline.store.layout import Storage
 
 ROOT = Path(__file__).parents[1]
+
+# A shell starts what it puts in the background with interrupts ignored, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time on a shared machine says nothing about the code.
 hypothesis_settings.register_profile("without deadline", deadline=None)
