@@ -320,6 +320,10 @@ def test_texts_dealt_to_parts_come_in_the_same_order(
     def saved(folder: str) -> dict[str, list[tuple[object, ...]]]:
         warehouse = Warehouse(tmp_path / folder / "warehouse.duckdb")
         write(warehouse, {"a": list(rows[:30]), "b": list(rows[30:])})
+        with warehouse.database.connection() as connection:
+            # As they lie in the file: batches are read by ranges of it.
+            places = connection.execute("SELECT ordinal FROM conversations ORDER BY rowid").fetchall()
+        assert places == [(place,) for place in range(60)]
         return dump(path_of(warehouse))
 
     at_once = saved("at once")
