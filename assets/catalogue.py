@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from dflash_pipeline.assets import checks, corpus, drafter, forecast, plan
+from dflash_pipeline.assets import acceptance, checks, corpus, drafter, export, forecast, plan
 from dflash_pipeline.assets.automation import nightly, whole_chain
 from dflash_pipeline.assets.resources import RecordStore, Workbench
 from dflash_pipeline.assets.terminal_log import terminal_log
@@ -13,7 +13,7 @@ from dflash_pipeline.assets.terminal_log import terminal_log
 def definitions_for(workbench: Workbench) -> dg.Definitions:
     """Assets, checks, job and schedule, working on this recipe and storage."""
     return dg.Definitions(
-        assets=dg.load_assets_from_modules([corpus, plan, forecast, drafter]),
+        assets=dg.load_assets_from_modules([corpus, plan, forecast, drafter, export, acceptance]),
         asset_checks=dg.load_asset_checks_from_modules([checks]),
         jobs=[whole_chain],
         schedules=[nightly(workbench.recipe)],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import dagster as dg
 
 from dflash_pipeline.assets.corpus import conversations
-from dflash_pipeline.assets.drafter import exported_drafter
+from dflash_pipeline.assets.export import exported_drafter
 from dflash_pipeline.assets.metadata import share
 from dflash_pipeline.assets.plan import run_plan
 from dflash_pipeline.assets.resources import Workbench

@@ -1,15 +1,14 @@
-"""Groups `training` and `evaluation`: from a sealed plan to a measured drafter."""
+"""Group `training`: from a sealed plan to a trained drafter."""
 
 import dagster as dg
 from pydantic import Field
 
-from dflash_pipeline.assets.metadata import count, number, table
-from dflash_pipeline.assets.pools import NODE, WAREHOUSE
+from dflash_pipeline.assets.metadata import count, number
+from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
-from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
+from dflash_pipeline.contracts.results import TrainedDrafter
 
 
 class LaunchChoices(dg.Config):
@@ -94,65 +93,3 @@ def _train(
             environment=session.get_bootstrap_env_vars(),
         )
         return train_drafter(workbench.recipe, workbench.storage, snapshot, plan, launch, tell=context.log.info)
-
-
-@dg.asset(group_name="evaluation", kinds={"huggingface"}, pool=WAREHOUSE)
-def exported_drafter(
-    context: dg.AssetExecutionContext,
-    workbench: dg.ResourceParam[Workbench],
-    token_sequences: CorpusSnapshot,
-    run_plan: RunPlan,
-    trained_drafter: TrainedDrafter,
-) -> dg.MaterializeResult[ExportedDrafter]:
-    """The drafter in z-lab's format, as SGLang and vLLM read it, with tokenizer and model card."""
-    from dflash_pipeline.stages.evaluation import make_export
-
-    made = make_export(workbench.recipe, workbench.storage, token_sequences, run_plan, trained_drafter)
-    context.log.info(f"export: {made.record.export_dir}{' (unchanged, reused)' if made.reused else ''}")
-    return dg.MaterializeResult(
-        value=made.record,
-        data_version=dg.DataVersion(made.record.run),
-        metadata={
-            "folder": dg.MetadataValue.path(made.record.export_dir),
-            "tensors": count(made.record.num_tensors),
-            "reused": made.reused,
-        },
-    )
-
-
-@dg.asset(group_name="evaluation", kinds={"pytorch"}, pool=NODE)
-def acceptance_report(
-    context: dg.AssetExecutionContext,
-    workbench: dg.ResourceParam[Workbench],
-    conversations: Ingestion,
-    exported_drafter: ExportedDrafter,
-) -> dg.MaterializeResult:
-    """Acceptance length by real draft-and-verify decoding on held-out prompts, before and after training.
-
-    Decoding is greedy with the exported files; every output is compared with the target's own, token for token.
-    """
-    from dflash_pipeline.stages.evaluation import make_report
-
-    made = make_report(workbench.recipe, workbench.storage, conversations, exported_drafter)
-    untrained, trained = made.record.untrained, made.record.trained
-    context.log.info(
-        f"acceptance length: {untrained.mean:.2f} untrained, {trained.mean:.2f} trained, "
-        f"on {trained.num_prompts} prompts"
-        f"{' (unchanged, reused)' if made.reused else ''}"
-    )
-    return dg.MaterializeResult(
-        value=made.record,
-        metadata={
-            "acceptance_length_trained": number(trained.mean),
-            "acceptance_length_untrained": number(untrained.mean),
-            "interval_low": number(trained.interval[0]),
-            "interval_high": number(trained.interval[1]),
-            "prompts": count(trained.num_prompts),
-            "lossless": trained.lossless and untrained.lossless,
-            "per_position": table(
-                ("drafted position", "accepted share"),
-                [(position, round(value, 4)) for position, value in enumerate(trained.per_position, start=1)],
-            ),
-            "reused": made.reused,
-        },
-    )

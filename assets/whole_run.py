@@ -111,7 +111,7 @@ def facts(run: WholeRun, *, plan_only: bool) -> dict[str, object]:
 
 
 def _trained_facts(found: _Records) -> dict[str, object]:
-    from dflash_pipeline.stages.evaluation import AcceptanceComparison
+    from dflash_pipeline.stages.acceptance import AcceptanceComparison
 
     trained = found.load("trained_drafter", TrainedDrafter)
     exported = found.load("exported_drafter", ExportedDrafter)

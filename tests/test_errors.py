@@ -23,8 +23,9 @@ PLAIN = {
     "faults.py": {"OSError"},
     "launch/tether.py": {"OSError"},
     "model/objective.py": {"TypeError"},
-    "recipe.py": {"ValueError"},
-    "recipe_text.py": {"ValueError"},
+    "recipe/text.py": {"ValueError"},
+    "recipe/training.py": {"ValueError"},
+    "recipe/whole.py": {"ValueError"},
     "store/plans.py": {"ValueError"},
 }
 

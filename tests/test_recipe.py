@@ -9,7 +9,7 @@ import yaml
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.recipe import Recipe, load_recipe
-from dflash_pipeline.recipe_text import read_yaml
+from dflash_pipeline.recipe.text import read_yaml
 from tests.conftest import ROOT
 
 GOOD = "name: small\ndata: {sources: [{path: rows.jsonl}]}\ntarget: {path: target}\n"

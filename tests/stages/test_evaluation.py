@@ -12,9 +12,9 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
 from dflash_pipeline.recipe import load_recipe
-from dflash_pipeline.stages import evaluation
+from dflash_pipeline.stages.acceptance import make_report
 from dflash_pipeline.stages.conversations import make_conversations
-from dflash_pipeline.stages.evaluation import make_export, make_report
+from dflash_pipeline.stages.export import make_export
 from dflash_pipeline.store.files import folder_faults
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record
@@ -69,10 +69,10 @@ def test_prompts_are_held_out_conversations_up_to_the_answer_with_their_tools(tm
         given.append(list(prompts))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluation, "measure_in_processes", measure)
+    monkeypatch.setattr(acceptance, "measure_in_processes", measure)
     with pytest.raises(KeyboardInterrupt):
         make_report(recipe, storage, ingestion, exported(tmp_path / "export"))
-    tokenizer = evaluation.ChatRenderer(recipe.target.path).tokenizer
+    tokenizer = acceptance.ChatRenderer(recipe.target.path).tokenizer
     texts = [tokenizer.decode(ids) for ids in given[0]]
     assert len(texts) == 3
     assert all("TOOLS 1" in text and "question" in text and "the answer" not in text for text in texts)

@@ -1,25 +1,20 @@
-"""From a finished run to an exported drafter, and from there to how many tokens a round of drafting yields."""
+"""How many tokens a round of drafting yields with the exported drafter, before and after training."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.torch import load_file
-from torch import Tensor
 
 from dflash_pipeline.contracts.conversation import Ingestion, Message
-from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
-from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
+from dflash_pipeline.contracts.results import ExportedDrafter
 from dflash_pipeline.evaluation.acceptance import AcceptanceReport
-from dflash_pipeline.evaluation.export import export_drafter
 from dflash_pipeline.evaluation.prompts import read_prompts
 from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
 from dflash_pipeline.faults import fault_point
@@ -28,9 +23,8 @@ from dflash_pipeline.model.loading import stop_token_ids
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.made import Made
-from dflash_pipeline.stages.model_card import model_card
 from dflash_pipeline.stages.training import training_settings
-from dflash_pipeline.store.files import file_sha256, folder_faults, set_aside
+from dflash_pipeline.store.files import file_sha256
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.store.warehouse import Warehouse
@@ -50,31 +44,6 @@ class AcceptanceComparison:
     max_new_tokens: int
     untrained: AcceptanceReport
     trained: AcceptanceReport
-
-
-def make_export(
-    recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, trained: TrainedDrafter
-) -> Made[ExportedDrafter]:
-    """The drafter in z-lab's form, with tokenizer and card; reused when whole and holding the run's weights."""
-    # What a limited run has reached is no older state of what it reaches later: it stays, under a name of its own.
-    reached = "" if trained.steps_done == trained.total_steps else f"-step-{trained.steps_done:07d}"
-    out = storage.exports / f"{Path(trained.run_dir).name}{reached}"
-    weights = load_file(Path(trained.checkpoint) / "model.safetensors")
-    if out.exists() and (folder_faults(out) or not _holds(out, weights)):
-        set_aside(out)
-    reused = out.exists()
-    if not reused:
-        card = model_card(recipe, snapshot, plan, trained)
-        export_drafter(recipe_drafter(recipe), weights, target_dir=recipe.target.path, out=out, card=card)
-    record = ExportedDrafter(
-        run=trained.run, export_dir=str(out), target_dir=str(recipe.target.path), num_tensors=len(weights)
-    )
-    return Made(record=record, reused=reused)
-
-
-def _holds(export_dir: Path, weights: Mapping[str, Tensor]) -> bool:
-    exported = load_file(export_dir / "model.safetensors")
-    return exported.keys() == weights.keys() and all(exported[name].equal(weights[name]) for name in weights)
 
 
 def make_report(

@@ -1,0 +1,20 @@
+"""What a recipe says of measuring a drafter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from dflash_pipeline.recipe.section import Section
+
+
+class Evaluation(Section):
+    """Real draft-and-verify decoding on prompts that were not trained on."""
+
+    prompts: Path | None = Field(
+        None, description="JSONL with messages, question, prompt or turns; null for the validation side."
+    )
+    num_prompts: int = Field(64, ge=1)
+    max_new_tokens: int = Field(64, ge=1)
+    num_processes: int = Field(1, ge=1, description="Prompts are shared out among this many processes.")
