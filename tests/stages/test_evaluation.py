@@ -12,6 +12,7 @@ from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
 from dflash_pipeline.recipe import load_recipe
+from dflash_pipeline.stages import acceptance
 from dflash_pipeline.stages.acceptance import make_report
 from dflash_pipeline.stages.conversations import make_conversations
 from dflash_pipeline.stages.export import make_export
