@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import Record, StepRecord
 from dflash_pipeline.contracts.manifest import EpochManifest, MicroBatch
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.contracts.progress import ProgressBoard
@@ -74,14 +74,9 @@ class Losses:
     def start(self, params: Params) -> None:
         pass
 
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    def spike(self, record: SpikeRecord) -> None:
-        pass
+    def tell(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.steps.append(record)
 
     def sync(self) -> None:
         pass

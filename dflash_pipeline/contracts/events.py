@@ -32,12 +32,39 @@ class StepRecord:
     num_anchors: int
     bucket: int
     """Index of the length bucket that the step's mean padded length falls into."""
+    num_samples: int
     seconds: float
+    """Wall time of the step, waiting for data included, by a clock that never goes back."""
     data_wait_seconds: float
+    """Mean over ranks, as the parts that follow are: how long a rank stood waiting for prepared data."""
+    target_seconds: float
+    """In the target's forward."""
+    drafter_seconds: float
+    """In the drafter's forward and the loss."""
+    backward_seconds: float
+    """In backward, without what `communication_seconds` holds of it."""
+    communication_seconds: float
+    """In collectives, waiting for slower ranks included."""
+    optimizer_seconds: float
+    """Clipping and update."""
+    rank_busy_seconds: tuple[float, ...]
+    """By rank: target, drafter, backward and optimiser; its largest over its mean is the imbalance of the step."""
+    rank_real_tokens: tuple[int, ...]
+    """By rank: useful tokens it ran."""
+    memory_bytes: int
+    """Most memory of any rank: resident on a CPU, allocated at its peak on CUDA."""
+    peak_share: float
+    """Share of the device's peak arithmetic, estimated from the model's own count; NaN where no peak is known."""
     spike: bool
+    epochs_done: int
     epoch_fraction: float
     run_fraction: float
     run_cost_fraction: float
+    seconds_left: float
+    """Until the plan's end, by cost at the pace so far; NaN before there is one."""
+    seconds_left_low: float
+    seconds_left_high: float
+    """An interval around it that narrows as the run goes on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,3 +94,47 @@ class SpikeRecord:
     rule: SpikeRule
     severity: Severity
     sample_ids: tuple[int, ...]
+
+
+AlarmKind = Literal[
+    "spike",
+    "divergence",
+    "non-finite",
+    "no anchors",
+    "loader starving",
+    "disk low",
+    "acceptance gap",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlarmRecord:
+    """Something that a person should look at: told once for each cause, and again only after the cause was gone."""
+
+    global_step: int
+    epoch: int
+    step: int
+    kind: AlarmKind
+    message: str
+    """One sentence: what was seen, against what, and what to do."""
+    value: float
+    limit: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AcceptanceRecord:
+    """Acceptance length of the weights after a step, by real decoding on a few fixed prompts beside the training."""
+
+    global_step: int
+    mean: float
+    low: float
+    high: float
+    num_prompts: int
+    expected_acceptance: float
+    """The training-time estimate around that step."""
+    seconds: float
+    """What the measurement took, off the ranks' path."""
+
+
+Record = StepRecord | EpochRecord | SpikeRecord | AlarmRecord | AcceptanceRecord
+"""Whatever a tracker can be told."""

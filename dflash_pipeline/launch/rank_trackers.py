@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dagster_pipes import PipesContext
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import AcceptanceRecord, AlarmRecord, EpochRecord, Record, SpikeRecord, StepRecord
 from dflash_pipeline.contracts.run import Attempt, AttemptStatus, RunRecord
 from dflash_pipeline.faults import fault_point
 from dflash_pipeline.store.records import save_record
@@ -27,17 +27,9 @@ class Trackers:
         for tracker in self.trackers:
             tracker.start(params)
 
-    def step(self, record: StepRecord) -> None:
+    def tell(self, record: Record) -> None:
         for tracker in self.trackers:
-            tracker.step(record)
-
-    def epoch(self, record: EpochRecord) -> None:
-        for tracker in self.trackers:
-            tracker.epoch(record)
-
-    def spike(self, record: SpikeRecord) -> None:
-        for tracker in self.trackers:
-            tracker.spike(record)
+            tracker.tell(record)
 
     def sync(self) -> None:
         for tracker in self.trackers:
@@ -49,7 +41,7 @@ class Trackers:
 
 
 class PipesLog:
-    """Tells Dagster: one log line an epoch or spike."""
+    """Tells Dagster: one log line an epoch, spike, alarm or measured acceptance."""
 
     def __init__(self, pipes: PipesContext) -> None:
         self.pipes = pipes
@@ -59,21 +51,29 @@ class PipesLog:
             f"training run {params['run']}: {params['total_steps']} steps on {params['num_ranks']} ranks"
         )
 
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    def epoch(self, record: EpochRecord) -> None:
-        self.pipes.log.info(
-            f"epoch {record.epoch}: {record.num_steps} steps, mean loss {record.mean_loss:.4f}, "
-            f"padding efficiency {record.padding_efficiency:.3f}, {record.seconds:.1f} s"
-        )
-
-    def spike(self, record: SpikeRecord) -> None:
-        what = "slow rise of the loss" if record.rule == "slow rise" else "loss spike"
-        self.pipes.log.warning(
-            f"{what} at step {record.global_step} (epoch {record.epoch} step {record.step}): "
-            f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
-        )
+    def tell(self, record: Record) -> None:
+        log = self.pipes.log
+        match record:
+            case EpochRecord():
+                log.info(
+                    f"epoch {record.epoch}: {record.num_steps} steps, mean loss {record.mean_loss:.4f}, "
+                    f"padding efficiency {record.padding_efficiency:.3f}, {record.seconds:.1f} s"
+                )
+            case SpikeRecord():
+                what = "slow rise of the loss" if record.rule == "slow rise" else "loss spike"
+                log.warning(
+                    f"{what} at step {record.global_step} (epoch {record.epoch} step {record.step}): "
+                    f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
+                )
+            case AlarmRecord():
+                log.warning(f"alarm, {record.kind}, at step {record.global_step}: {record.message}")
+            case AcceptanceRecord():
+                log.info(
+                    f"acceptance length {record.mean:.2f} ({record.low:.2f} to {record.high:.2f}) after step "
+                    f"{record.global_step}, on {record.num_prompts} prompts"
+                )
+            case StepRecord():
+                pass
 
     def sync(self) -> None:
         pass
@@ -103,17 +103,13 @@ class RunBook:
         self._write()
         fault_point("run.after-start")
 
-    def step(self, record: StepRecord) -> None:
-        self.reached = record.global_step
-        # Known only once the server has answered, which no step waits for.
-        if self.record.mlflow_run_id is None and self.mlflow.run_id(wait_seconds=0) is not None:
+    def tell(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.reached = record.global_step
+        # The MLflow run is known only once the server has answered, which no step waits for.
+        unknown = self.record.mlflow_run_id is None and self.mlflow.run_id(wait_seconds=0) is not None
+        if unknown or isinstance(record, EpochRecord):
             self._write()
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._write()
-
-    def spike(self, record: SpikeRecord) -> None:
-        pass
 
     def sync(self) -> None:
         pass

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import Record
 from dflash_pipeline.tracking.mlflow_runs import SERVER_FAULTS, RunTemplate, without_password
 from dflash_pipeline.tracking.sender import RECORDS_A_CALL, RunSender, TimedRecord
 from dflash_pipeline.training.tracker import EndStatus, Params
@@ -75,14 +75,11 @@ class MlflowTracker:
         self._thread = threading.Thread(target=self._work, args=(as_text,), name="mlflow", daemon=True)
         self._thread.start()
 
-    def step(self, record: StepRecord) -> None:
-        self._put(record)
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._put(record)
-
-    def spike(self, record: SpikeRecord) -> None:
-        self._put(record)
+    def tell(self, record: Record) -> None:
+        if len(self._queue) >= QUEUE_RECORDS:
+            self._left_out += 1
+            return
+        self._queue.append(TimedRecord(record=record, unix_milliseconds=time.time_ns() // 1_000_000))
 
     def sync(self) -> None:
         """Nothing to do: the event log is what survives."""
@@ -105,12 +102,6 @@ class MlflowTracker:
                 self._num_faults,
                 self._last_fault,
             )
-
-    def _put(self, record: StepRecord | EpochRecord | SpikeRecord) -> None:
-        if len(self._queue) >= QUEUE_RECORDS:
-            self._left_out += 1
-            return
-        self._queue.append(TimedRecord(record=record, unix_milliseconds=time.time_ns() // 1_000_000))
 
     # What follows runs in the sending thread.
 

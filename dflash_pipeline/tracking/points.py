@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import AcceptanceRecord, EpochRecord, Record, SpikeRecord, StepRecord
 
 SPIKE_COUNT = "spike/count"
 NONFINITE_COUNT = "loss/nonfinite"
@@ -30,6 +30,19 @@ class Counts:
 
     def after(self, record: StepRecord) -> Counts:
         return Counts(spikes=self.spikes + record.spike, nonfinite=self.nonfinite + (not math.isfinite(record.loss)))
+
+
+def points_of(record: Record, counts: Counts) -> list[Point]:
+    """The points of one record; `counts` are those after it. Spikes and alarms have none: the steps hold theirs."""
+    match record:
+        case StepRecord():
+            return step_points(record, counts)
+        case EpochRecord():
+            return epoch_points(record)
+        case AcceptanceRecord():
+            return acceptance_points(record)
+        case _:
+            return []
 
 
 def step_points(record: StepRecord, counts: Counts) -> list[Point]:
@@ -60,6 +73,16 @@ def epoch_points(record: EpochRecord) -> list[Point]:
         "epoch/num_steps": record.num_steps,
         "epoch/padding_efficiency": record.padding_efficiency,
         "epoch/mean_loss": record.mean_loss,
+    }
+    return _points(values, record.global_step)
+
+
+def acceptance_points(record: AcceptanceRecord) -> list[Point]:
+    values = {
+        "acceptance/mean": record.mean,
+        "acceptance/low": record.low,
+        "acceptance/high": record.high,
+        "acceptance/expected_in_training": record.expected_acceptance,
     }
     return _points(values, record.global_step)
 

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import Record, SpikeRecord, StepRecord
 from dflash_pipeline.tracking.mlflow_runs import (
     ATTEMPTS,
     STATUS,
@@ -28,9 +28,8 @@ from dflash_pipeline.tracking.points import (
     NONFINITE_COUNT,
     SPIKE_COUNT,
     Counts,
-    epoch_points,
+    points_of,
     spike_sentence,
-    step_points,
 )
 from dflash_pipeline.training.tracker import EndStatus
 
@@ -47,7 +46,7 @@ Thing = TypeVar("Thing")
 class TimedRecord:
     """A record and when it came, which is what tells a point of a later attempt from that of an earlier one."""
 
-    record: StepRecord | EpochRecord | SpikeRecord
+    record: Record
     unix_milliseconds: int
 
 
@@ -104,13 +103,12 @@ class RunSender:
                     counts = self._counts_before(item.record.global_step)
                     tags[f"attempt.{self.attempt}.first_step"] = str(item.record.global_step)
                 counts = counts.after(item.record)
-                points = step_points(item.record, counts)
-            elif isinstance(item.record, EpochRecord):
-                points = epoch_points(item.record)
-            else:
-                points = []
+            elif isinstance(item.record, SpikeRecord):
                 tags["last_spike"] = spike_sentence(item.record)
-            metrics += [Metric(p.key, p.value, item.unix_milliseconds, p.step) for p in points]
+            metrics += [
+                Metric(p.key, p.value, item.unix_milliseconds, p.step)
+                for p in points_of(item.record, counts or Counts())
+            ]
         self._log(metrics=metrics, tags=[RunTag(key, value) for key, value in tags.items()])
         self._counts = counts
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from dflash_pipeline.contracts.errors import Failed, Refused
-from dflash_pipeline.contracts.events import EpochRecord, StepRecord
+from dflash_pipeline.contracts.events import StepRecord
 from dflash_pipeline.tracking.mlflow_runs import SERVER_FAULTS, find_run, without_password
-from dflash_pipeline.tracking.points import Counts, Point, epoch_points, step_points
+from dflash_pipeline.tracking.points import Counts, Point, points_of
 from dflash_pipeline.tracking.sender import METRICS_A_CALL, PARAMS_A_CALL
+from dflash_pipeline.training.event_json import as_record
 from dflash_pipeline.training.event_log import read_events
-
-Record = TypeVar("Record", StepRecord, EpochRecord)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +44,14 @@ def timed_points(events: Sequence[dict[str, Any]]) -> Iterator[tuple[Point, int]
     counts_at: dict[int, Counts] = {}
     for event in events:
         milliseconds = int(event["unix_seconds"] * 1000)
-        if event["kind"] == "step":
-            record = _record(event, StepRecord)
+        record = as_record(event)
+        if record is None:
+            continue
+        if isinstance(record, StepRecord):
             # An attempt that starts again at a checkpoint counts on from there.
-            counts = counts_at.get(record.global_step - 1, Counts()).after(record)
-            counts_at[record.global_step] = counts
-            yield from ((point, milliseconds) for point in step_points(record, counts))
-        elif event["kind"] == "epoch":
-            yield from ((point, milliseconds) for point in epoch_points(_record(event, EpochRecord)))
+            counts_at[record.global_step] = counts_at.get(record.global_step - 1, Counts()).after(record)
+        counts = counts_at.get(record.global_step, Counts())
+        yield from ((point, milliseconds) for point in points_of(record, counts))
 
 
 def _send_missing(events: Sequence[dict[str, Any]], tracking_uri: str, run_id: str) -> Sent:
@@ -79,10 +77,3 @@ def _send_missing(events: Sequence[dict[str, Any]], tracking_uri: str, run_id: s
     for start in range(0, len(metrics), METRICS_A_CALL):
         client.log_batch(run_id, metrics=metrics[start : start + METRICS_A_CALL], synchronous=True)
     return Sent(num_points=len(metrics), num_params=len(new))
-
-
-def _record(event: dict[str, Any], kind: type[Record]) -> Record:
-    # The log writes what is not finite as null.
-    values: dict[str, Any] = {field.name: event[field.name] for field in fields(kind)}
-    values |= {name: math.nan for name, value in values.items() if value is None}
-    return kind(**values)

@@ -7,14 +7,14 @@ import math
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import EpochRecord, Record, SpikeRecord, StepRecord
 from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import fsync_folder
+from dflash_pipeline.training.event_json import as_event, as_record
 from dflash_pipeline.training.tracker import EndStatus, Params
 
 _TAIL_BYTES = 65536
@@ -34,21 +34,16 @@ class EventLog:
         fsync_folder(path.parent)
 
     def start(self, params: Params) -> None:
-        self._append("start", {"params": dict(params)})
+        self._append({"kind": "start", "params": dict(params)})
 
-    def step(self, record: StepRecord) -> None:
-        self._append("step", asdict(record) | {"loss_hex": float(record.loss).hex()})
-
-    def epoch(self, record: EpochRecord) -> None:
-        self._append("epoch", asdict(record))
-        self.sync()
-
-    def spike(self, record: SpikeRecord) -> None:
-        self._append("spike", asdict(record) | {"loss_hex": float(record.loss).hex()})
+    def tell(self, record: Record) -> None:
+        self._append(as_event(record))
+        if isinstance(record, EpochRecord):
+            self.sync()
 
     def end(self, status: EndStatus) -> None:
         """Ends the attempt, and closes the file."""
-        self._append("end", {"status": status})
+        self._append({"kind": "end", "status": status})
         self.sync()
         self._file.close()
 
@@ -56,11 +51,11 @@ class EventLog:
         """Makes every line so far durable: due before a checkpoint, which must never know more than this file."""
         os.fsync(self._file.fileno())
 
-    def _append(self, kind: str, fields: dict[str, Any]) -> None:
+    def _append(self, event: dict[str, Any]) -> None:
         fault_point("events.before-append")
         fault_write()
-        event = {"kind": kind, "unix_seconds": time.time()} | fields
-        self._file.write(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
+        line = {"kind": event["kind"], "unix_seconds": time.time()} | event
+        self._file.write(json.dumps(_finite(line), allow_nan=False).encode() + b"\n")
         self._file.flush()
         fault_point("events.after-append")
 
@@ -82,14 +77,21 @@ def last_attempt_losses(path: Path) -> list[tuple[int, str]]:
 
 def last_attempt_spikes(path: Path) -> list[SpikeRecord]:
     """What the last attempt that did each step told of it, in order of steps."""
-    told: dict[int, SpikeRecord] = {}
+    return [record for record in last_attempt_records(path) if isinstance(record, SpikeRecord)]
+
+
+def last_attempt_records(path: Path) -> list[Record]:
+    """What holds of the run, in order of steps: whatever a later attempt did again, its own records stand for."""
+    told: list[Record] = []
     for event in read_events(path):
-        if event["kind"] == "step":  # Whatever an earlier attempt told of this step and later ones is superseded.
-            while told and next(reversed(told)) >= event["global_step"]:
-                told.popitem()
-        elif event["kind"] == "spike":
-            told[event["global_step"]] = _spike(event)
-    return list(told.values())
+        record = as_record(event)
+        if record is None:
+            continue
+        if isinstance(record, StepRecord):  # Whatever was told of this step and later ones is superseded.
+            while told and told[-1].global_step >= record.global_step:
+                told.pop()
+        told.append(record)
+    return told
 
 
 def last_step(path: Path) -> dict[str, Any] | None:
@@ -118,21 +120,6 @@ def _event(line: bytes, *, where: str) -> dict[str, Any]:
     return event
 
 
-def _spike(event: dict[str, Any]) -> SpikeRecord:
-    return SpikeRecord(
-        global_step=event["global_step"],
-        epoch=event["epoch"],
-        step=event["step"],
-        bucket=event["bucket"],
-        loss=float.fromhex(event["loss_hex"]),
-        expected_loss=math.nan if event["expected_loss"] is None else event["expected_loss"],
-        # Lines of before there were slow rises have neither.
-        rule=event.get("rule", "point"),
-        severity=event.get("severity", "warn"),
-        sample_ids=tuple(event["sample_ids"]),
-    )
-
-
 def _cut_torn_line(path: Path) -> None:
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1
@@ -145,4 +132,6 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
     return value

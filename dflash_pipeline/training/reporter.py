@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
@@ -58,19 +60,33 @@ class Reporter:
             supervised_tokens=int(manifest.supervised_tokens[step][real].sum()),
             num_anchors=result.num_anchors,
             bucket=bucket,
+            num_samples=sum(b.sample_ids.size for b in manifest.step_batches(step) if not b.filler),
             seconds=seconds,
             data_wait_seconds=prepared.wait_seconds,
+            target_seconds=0.0,
+            drafter_seconds=0.0,
+            backward_seconds=0.0,
+            communication_seconds=0.0,
+            optimizer_seconds=0.0,
+            rank_busy_seconds=(),
+            rank_real_tokens=(),
+            memory_bytes=0,
+            peak_share=math.nan,
             spike=verdict.spike,
+            epochs_done=manifest.epoch + (progress.epoch_steps_done == manifest.num_steps),
             epoch_fraction=progress.epoch_fraction,
             run_fraction=progress.run_fraction,
             run_cost_fraction=progress.run_cost_fraction,
+            seconds_left=math.nan,
+            seconds_left_low=math.nan,
+            seconds_left_high=math.nan,
         )
-        self.tracker.step(record)
+        self.tracker.tell(record)
         if verdict.spike or verdict.slow_rise:
-            self.tracker.spike(_spike(record, verdict, manifest))
+            self.tracker.tell(_spike(record, verdict, manifest))
 
     def end_epoch(self, manifest: EpochManifest, progress: Progress) -> None:
-        self.tracker.epoch(
+        self.tracker.tell(
             EpochRecord(
                 global_step=progress.run_steps_done,
                 epoch=manifest.epoch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import Record
 
 Params = Mapping[str, str | int | float | bool]
 EndStatus = Literal["finished", "limited", "failed", "killed"]
@@ -17,11 +17,7 @@ class Tracker(Protocol):
 
     def start(self, params: Params) -> None: ...
 
-    def step(self, record: StepRecord) -> None: ...
-
-    def epoch(self, record: EpochRecord) -> None: ...
-
-    def spike(self, record: SpikeRecord) -> None: ...
+    def tell(self, record: Record) -> None: ...
 
     def sync(self) -> None:
         """Called before a checkpoint, which must never know more than what a tracker keeps on disk."""
@@ -36,13 +32,7 @@ class NullTracker:
     def start(self, params: Params) -> None:
         pass
 
-    def step(self, record: StepRecord) -> None:
-        pass
-
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    def spike(self, record: SpikeRecord) -> None:
+    def tell(self, record: Record) -> None:
         pass
 
     def sync(self) -> None:

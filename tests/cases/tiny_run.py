@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.corpus import SampleLengths
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import Record, StepRecord
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
@@ -48,20 +48,15 @@ class Seen:
     def start(self, params: Params) -> None:
         pass
 
-    def step(self, record: StepRecord) -> None:
-        self.losses[record.global_step] = float(record.loss).hex()
+    def tell(self, record: Record) -> None:
+        if isinstance(record, StepRecord):
+            self.losses[record.global_step] = float(record.loss).hex()
 
     def used(self, epoch: int, ids: list[int]) -> None:
         """Samples that one step was computed from."""
         self.batches.append(ids)
         self.batches_by_epoch[epoch] = self.batches_by_epoch.get(epoch, 0) + 1
         self.samples_by_epoch.setdefault(epoch, []).extend(ids)
-
-    def epoch(self, record: EpochRecord) -> None:
-        pass
-
-    def spike(self, record: SpikeRecord) -> None:
-        pass
 
     def sync(self) -> None:
         pass

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -25,6 +25,7 @@ from dflash_pipeline.tracking.spool import send_missing
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
 from dflash_pipeline.training.event_log import EventLog, last_attempt_losses
 from tests.cases.mlflow_stub import FailingServer
+from tests.tracking.training_records import step as step_record
 
 LOSS = "train/loss"
 NONFINITE = "loss/nonfinite"
@@ -95,7 +96,7 @@ def _nonfinite(metrics: Sequence[Mapping[str, Any]], experiment: Experiment) -> 
     tracker = _tracker(experiment, None)
     tracker.start({})
     for metric in metrics:
-        tracker.step(_record(metric["step"], float(metric["loss"])))
+        tracker.tell(_record(metric["step"], float(metric["loss"])))
     tracker.end("finished")
     uri, run_id = experiment.uri, _run_id(tracker)
     run = MlflowClient(uri).get_run(run_id)
@@ -115,7 +116,7 @@ def _many(case: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
     records = math.ceil(case["metrics_at_step"] / POINTS_OF_A_RECORD)
     tracker = _tracker(experiment, None)
     for number in range(records):
-        tracker.step(_record(case["step"] + number, 1.0, seconds=0.0))
+        tracker.tell(_record(case["step"] + number, 1.0, seconds=0.0))
     with _requests_seen() as sizes:
         tracker.start({})
         tracker.end("finished")
@@ -159,8 +160,8 @@ def _two_attempts(case: Mapping[str, Any], experiment: Experiment) -> dict[str, 
         tracker.start({})
         for step in logged:
             record = _record(step, float(number), attempt=number)
-            log.step(record)
-            tracker.step(record)
+            log.tell(record)
+            tracker.tell(record)
         if number == len(steps):
             log.end("finished")
         tracker.end("finished" if number == len(steps) else "killed")
@@ -197,8 +198,8 @@ def _outage(case: Mapping[str, Any]) -> dict[str, Any]:
             due = began + (step + 1) * case["step_seconds"]
             before = time.monotonic()
             record = _record(step, 1.0 + step)
-            log.step(record)
-            tracker.step(record)
+            log.tell(record)
+            tracker.tell(record)
             longest = max(longest, time.monotonic() - before)
             time.sleep(max(0.0, due - time.monotonic()))
         seconds = time.monotonic() - began
@@ -250,24 +251,4 @@ def _run_id(tracker: MlflowTracker, *, wait: float = 0.0) -> str:
 
 
 def _record(step: int, loss: float, *, attempt: int = 1, seconds: float = 0.5) -> StepRecord:
-    return StepRecord(
-        global_step=step,
-        epoch=0,
-        step=step,
-        attempt=attempt,
-        loss=loss,
-        expected_acceptance=1.5,
-        gradient_norm=0.7,
-        learning_rate=1e-3,
-        real_tokens=900,
-        padded_tokens=1000,
-        supervised_tokens=400,
-        num_anchors=30,
-        bucket=0,
-        seconds=seconds,
-        data_wait_seconds=0.0,
-        spike=False,
-        epoch_fraction=0.1,
-        run_fraction=0.05,
-        run_cost_fraction=0.04,
-    )
+    return replace(step_record(step, attempt=attempt, loss=1.0), step=step, loss=loss, seconds=seconds)

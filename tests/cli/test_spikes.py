@@ -113,16 +113,16 @@ def test_a_run(dflash, tmp_path):
     """The first attempt lost its steps from 30 on: what it told of them is not counted."""
     log = EventLog(tmp_path / "storage" / "runs" / "r1" / "events.jsonl")
     for step, spike in ((20, True), (21, False), (30, True), (40, True)):
-        log.step(replace(STEP, global_step=step, spike=spike))
+        log.tell(replace(STEP, global_step=step, spike=spike))
         if spike:
-            log.spike(replace(SPIKE, global_step=step, sample_ids=(step, 5)))
+            log.tell(replace(SPIKE, global_step=step, sample_ids=(step, 5)))
     log.end("failed")
     log = EventLog(tmp_path / "storage" / "runs" / "r1" / "events.jsonl")
     for step in (30, 31):
-        log.step(replace(STEP, global_step=step, attempt=2))
-    log.spike(replace(SPIKE, global_step=31, rule="slow rise", severity="warn", sample_ids=(7,)))
-    log.step(replace(STEP, global_step=90, loss=math.nan))
-    log.spike(replace(SPIKE, global_step=90, loss=math.nan, expected_loss=math.nan, epoch=1, sample_ids=(5,)))
+        log.tell(replace(STEP, global_step=step, attempt=2))
+    log.tell(replace(SPIKE, global_step=31, rule="slow rise", severity="warn", sample_ids=(7,)))
+    log.tell(replace(STEP, global_step=90, loss=math.nan))
+    log.tell(replace(SPIKE, global_step=90, loss=math.nan, expected_loss=math.nan, epoch=1, sample_ids=(5,)))
 
     found = dflash("spikes", "r1", "--storage", tmp_path / "storage", "--json").document
     assert found["run"] == "r1"
@@ -142,7 +142,7 @@ def test_a_run_knows_its_corpus_by_its_plan(dflash, tmp_path):
     run_dir = tmp_path / "storage" / "runs" / "r1"
     log = EventLog(run_dir / "events.jsonl")
     for step, samples in ((1, (1, 2, 3)), (50, (3, 4, 5))):
-        log.spike(replace(SPIKE, global_step=step, epoch=step // 50, sample_ids=samples))
+        log.tell(replace(SPIKE, global_step=step, epoch=step // 50, sample_ids=samples))
 
     def causes():
         found = dflash("spikes", "r1", "--storage", tmp_path / "storage", "--json").document

@@ -69,7 +69,7 @@ def finished_run(storage: Path, num_steps: int) -> str:
     tracker = tracker_of(storage)
     tracker.start({"seed": 7})
     for number in range(1, num_steps + 1):
-        tracker.step(step(number))
+        tracker.tell(step(number))
     tracker.end("finished")
     return id_of(tracker)
 
@@ -85,7 +85,7 @@ def test_a_run_ends_as_it_ended(storage: Path, status, written: str):
     tracker = tracker_of(storage)
     tracker.start({"seed": 7, "rate": 1e-3, "fill": True, "strategy": "bucket"})
     assert run_status(tracking_uri(storage), tracker.run_id(wait_seconds=20) or "") == "RUNNING"
-    tracker.step(step(1))
+    tracker.tell(step(1))
     tracker.end(status)
     run = MlflowClient(tracking_uri(storage)).get_run(id_of(tracker))
     assert run.info.status == written
@@ -98,10 +98,10 @@ def test_every_point_arrives_against_its_step(storage: Path):
     tracker = tracker_of(storage)
     tracker.start({f"p{n}": n for n in range(230)})
     for number in range(1, 301):
-        tracker.step(step(number, spike=number in (5, 290)))
+        tracker.tell(step(number, spike=number in (5, 290)))
         if number == 290:
-            tracker.spike(spike(290))
-    tracker.epoch(epoch(300))
+            tracker.tell(spike(290))
+    tracker.tell(epoch(300))
     tracker.end("finished")
     uri, run_id = tracking_uri(storage), id_of(tracker)
     assert values_by_step(uri, run_id, "train/loss") == {n: 3.0 / n for n in range(1, 301)}
@@ -122,7 +122,7 @@ def test_a_loss_that_is_no_number_is_counted_and_not_sent(storage: Path):
     tracker = tracker_of(storage)
     tracker.start({})
     for number, loss in enumerate([2.0, math.inf, -math.inf, 1.0], start=1):
-        tracker.step(step(number, loss=loss))
+        tracker.tell(step(number, loss=loss))
     tracker.end("finished")
     uri, run_id = tracking_uri(storage), id_of(tracker)
     assert values_by_step(uri, run_id, "train/loss") == {1: 2.0, 4: 1.0}
@@ -134,7 +134,7 @@ def test_a_run_is_taken_up_again(storage: Path):
     first = tracker_of(storage)
     first.start({"seed": 7, "ranks": 4})
     for number in range(1, 7):
-        first.step(step(number, loss=10.0, spike=number in (2, 5)))
+        first.tell(step(number, loss=10.0, spike=number in (2, 5)))
     first.end("failed")
     run_id = id_of(first)
 
@@ -143,7 +143,7 @@ def test_a_run_is_taken_up_again(storage: Path):
     assert second.run_id(wait_seconds=20) == run_id
     assert run_status(uri, run_id) == "RUNNING"
     for number in range(4, 9):
-        second.step(step(number, attempt=2, loss=1.0, spike=number == 8))
+        second.tell(step(number, attempt=2, loss=1.0, spike=number == 8))
     second.end("finished")
 
     run = MlflowClient(uri).get_run(run_id)
@@ -163,7 +163,7 @@ def test_a_run_that_is_gone_is_replaced(storage: Path, caplog: pytest.LogCapture
     MlflowClient(tracking_uri(storage)).delete_run(run_id)
     tracker = tracker_of(storage, run_id=run_id)
     tracker.start({"seed": 7})
-    tracker.step(step(1))
+    tracker.tell(step(1))
     tracker.end("finished")
     assert id_of(tracker) != run_id
     assert run_status(tracking_uri(storage), id_of(tracker)) == "FINISHED"
@@ -188,7 +188,7 @@ def test_a_fault_in_between_loses_nothing_and_doubles_nothing(storage: Path, mon
 def test_what_the_server_refuses_holds_up_nothing(storage: Path, caplog: pytest.LogCaptureFixture):
     tracker = tracker_of(storage)
     tracker.start({"what?": 1})
-    tracker.step(step(1))
+    tracker.tell(step(1))
     tracker.end("finished")
     run = MlflowClient(tracking_uri(storage)).get_run(id_of(tracker))
     assert (run.info.status, run.data.params, run.data.metrics["train/loss"]) == ("FINISHED", {}, 3.0)
@@ -201,7 +201,7 @@ def test_a_queue_that_is_full_leaves_the_rest_to_the_log(
     monkeypatch.setattr("dflash_pipeline.tracking.mlflow_tracker.QUEUE_RECORDS", 3)
     tracker = tracker_of(storage)
     for number in range(1, 6):
-        tracker.step(step(number))
+        tracker.tell(step(number))
     tracker.start({})
     tracker.end("finished")
     assert list(values_by_step(tracking_uri(storage), id_of(tracker), "train/loss")) == [1, 2, 3]
@@ -253,7 +253,7 @@ def test_a_bad_server_never_holds_up_training(bad_server: str, caplog: pytest.Lo
     tracker.start({"seed": 7})
     for number in range(1, 501):
         before = time.monotonic()
-        tracker.step(step(number))
+        tracker.tell(step(number))
         longest = max(longest, time.monotonic() - before)
     assert tracker.run_id(wait_seconds=0) is None
     assert longest < 0.5
@@ -298,12 +298,12 @@ def test_the_spool_sends_what_is_missing_and_nothing_twice(storage: Path, tmp_pa
     log = EventLog(path)
     log.start({"seed": 7, "strategy": "bucket"})
     for number in range(1, 11):
-        log.step(step(number, loss=math.inf if number == 9 else 3.0 / number, spike=number == 3))
-    log.epoch(epoch(10))
+        log.tell(step(number, loss=math.inf if number == 9 else 3.0 / number, spike=number == 3))
+    log.tell(epoch(10))
     log.end("failed")
     log = EventLog(path)
     for number in range(9, 12):
-        log.step(step(number, attempt=2, loss=0.25))
+        log.tell(step(number, attempt=2, loss=0.25))
     log.end("finished")
 
     run_id = finished_run(storage, 4)

@@ -31,12 +31,26 @@ STEP = StepRecord(
     supervised_tokens=400,
     num_anchors=30,
     bucket=0,
+    num_samples=12,
     seconds=0.5,
     data_wait_seconds=0.1,
+    target_seconds=0.05,
+    drafter_seconds=0.1,
+    backward_seconds=0.15,
+    communication_seconds=0.05,
+    optimizer_seconds=0.02,
+    rank_busy_seconds=(0.3, 0.34),
+    rank_real_tokens=(440, 460),
+    memory_bytes=2**30,
+    peak_share=math.nan,
     spike=False,
+    epochs_done=0,
     epoch_fraction=0.1,
     run_fraction=0.05,
     run_cost_fraction=0.04,
+    seconds_left=60.0,
+    seconds_left_low=50.0,
+    seconds_left_high=80.0,
 )
 EPOCH = EpochRecord(global_step=10, epoch=0, num_steps=10, padding_efficiency=0.9, mean_loss=2.0, seconds=5.0)
 SPIKE = SpikeRecord(
@@ -60,9 +74,9 @@ def path(tmp_path: Path) -> Path:
 def test_every_record_is_a_line_with_its_kind(path: Path):
     log: Tracker = EventLog(path)
     log.start({"seed": 7, "strategy": "bucket"})
-    log.step(STEP)
-    log.spike(SPIKE)
-    log.epoch(EPOCH)
+    log.tell(STEP)
+    log.tell(SPIKE)
+    log.tell(EPOCH)
     log.end("finished")
     events = read_events(path)
     assert [event["kind"] for event in events] == ["start", "step", "spike", "epoch", "end"]
@@ -75,14 +89,14 @@ def test_every_record_is_a_line_with_its_kind(path: Path):
 
 def test_a_line_is_there_before_the_call_returns(path: Path):
     log = EventLog(path)
-    log.step(STEP)
+    log.tell(STEP)
     assert len(read_events(path)) == 1
 
 
 @given(loss=st.floats())
 def test_the_loss_is_exact_and_the_line_is_strict_json(tmp_path_factory: pytest.TempPathFactory, loss: float):
     path = tmp_path_factory.mktemp("log") / "events.jsonl"
-    EventLog(path).step(replace(STEP, loss=loss, gradient_norm=loss))
+    EventLog(path).tell(replace(STEP, loss=loss, gradient_norm=loss))
 
     def refuse(name: str) -> None:
         raise AssertionError(name)
@@ -94,18 +108,18 @@ def test_the_loss_is_exact_and_the_line_is_strict_json(tmp_path_factory: pytest.
 
 
 def test_a_torn_last_line_is_passed_over_and_then_cut_off(path: Path):
-    EventLog(path).step(STEP)
+    EventLog(path).tell(STEP)
     whole = path.read_bytes()
     for length in range(1, len(whole)):
         path.write_bytes(whole + whole[:length])
         assert len(read_events(path)) == 1
     log = EventLog(path)
-    log.step(replace(STEP, global_step=2))
+    log.tell(replace(STEP, global_step=2))
     assert [event["global_step"] for event in read_events(path)] == [1, 2]
 
 
 def test_damage_inside_the_file_is_refused_by_line(path: Path):
-    EventLog(path).step(STEP)
+    EventLog(path).tell(STEP)
     path.write_bytes(path.read_bytes() + b"\0\0\0\n" + path.read_bytes())
     with pytest.raises(Refused, match=r"events\.jsonl line 2"):
         read_events(path)
@@ -119,10 +133,10 @@ def test_no_file_is_no_events(path: Path):
 def test_the_last_attempt_of_a_step_counts(path: Path):
     log = EventLog(path)
     for step in (1, 2, 3):
-        log.step(replace(STEP, global_step=step, loss=float(step)))
+        log.tell(replace(STEP, global_step=step, loss=float(step)))
     log.end("failed")
     log = EventLog(path)
-    log.step(replace(STEP, global_step=2, attempt=2, loss=0.5))
+    log.tell(replace(STEP, global_step=2, attempt=2, loss=0.5))
     assert last_attempt_losses(path) == [(1, (1.0).hex()), (2, (0.5).hex()), (3, (3.0).hex())]
 
 
@@ -130,22 +144,22 @@ def test_spikes_of_the_last_attempt_count(path: Path):
     """Told of a step that was done again without being told of, or of one that was lost, they are superseded."""
     log = EventLog(path)
     for step, told in ((1, True), (2, True), (3, False), (4, True)):
-        log.step(replace(STEP, global_step=step))
+        log.tell(replace(STEP, global_step=step))
         if told:
-            log.spike(replace(SPIKE, global_step=step))
+            log.tell(replace(SPIKE, global_step=step))
     log.end("failed")
     log = EventLog(path)
-    log.step(replace(STEP, global_step=2, attempt=2))
-    log.step(replace(STEP, global_step=3, attempt=2, loss=math.inf))
+    log.tell(replace(STEP, global_step=2, attempt=2))
+    log.tell(replace(STEP, global_step=3, attempt=2, loss=math.inf))
     last = replace(SPIKE, global_step=3, loss=math.inf, expected_loss=0.1, rule="slow rise", severity="warn")
-    log.spike(last)
+    log.tell(last)
     assert last_attempt_spikes(path) == [replace(SPIKE, global_step=1), last]
 
 
 def test_spikes_of_before_there_were_slow_rises(path: Path):
     log = EventLog(path)
-    log.step(STEP)
-    log.spike(replace(SPIKE, expected_loss=math.nan))
+    log.tell(STEP)
+    log.tell(replace(SPIKE, expected_loss=math.nan))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for name in ("rule", "severity"):
         del lines[1][name]
@@ -160,13 +174,13 @@ def test_a_full_disk_is_an_error_and_not_a_gap(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(faults, "_ORDER", "enospc:1")
     monkeypatch.setattr(faults, "_passed", faults.Counter())
     with pytest.raises(OSError, match="space"):
-        log.step(STEP)
-    log.step(replace(STEP, global_step=2))
+        log.tell(STEP)
+    log.tell(replace(STEP, global_step=2))
     assert [event["global_step"] for event in read_events(path)] == [2]
 
 
 def test_the_null_tracker_is_a_tracker():
     tracker: Tracker = NullTracker()
     tracker.start({})
-    tracker.step(STEP)
+    tracker.tell(STEP)
     tracker.end("killed")

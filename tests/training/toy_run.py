@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_pipeline.contracts.batching import BatchingSpec
 from dflash_pipeline.contracts.corpus import SampleLengths
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import EpochRecord, Record, SpikeRecord, StepRecord
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.contracts.sample import Sample
@@ -114,18 +114,21 @@ class Recorder:
     steps: list[StepRecord] = field(default_factory=list)
     epochs: list[EpochRecord] = field(default_factory=list)
     spikes: list[SpikeRecord] = field(default_factory=list)
+    others: list[Record] = field(default_factory=list)
 
     def start(self, params: Params) -> None:
         pass
 
-    def step(self, record: StepRecord) -> None:
-        self.steps.append(record)
-
-    def epoch(self, record: EpochRecord) -> None:
-        self.epochs.append(record)
-
-    def spike(self, record: SpikeRecord) -> None:
-        self.spikes.append(record)
+    def tell(self, record: Record) -> None:
+        match record:
+            case StepRecord():
+                self.steps.append(record)
+            case EpochRecord():
+                self.epochs.append(record)
+            case SpikeRecord():
+                self.spikes.append(record)
+            case _:
+                self.others.append(record)
 
     def sync(self) -> None:
         pass
