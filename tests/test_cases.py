@@ -337,7 +337,11 @@ def test_never_two_trainings_at_once(observed: dict[str, Any]) -> None:
     facts = observed["or_overlap.json"]
     assert [tick["minute"] for tick in facts["ticks"]] == [0, 10, 20, 30, 40, 50]
     assert facts["most_trainings_at_once"] == 1
-    assert facts["trainings"][0] == [0, 25]
+    assert facts["trainings"] == [[0, 25], [30, 55]]
+    assert facts["most_runs_waiting"] == 0
+    reasons = [tick["reason"] for tick in facts["ticks"] if not tick["runs"]]
+    assert [tick["runs"] for tick in facts["ticks"]] == [1, 0, 0, 1, 0, 0]
+    assert all("still going on" in reason for reason in reasons)
 
 
 @pytest.mark.slow

@@ -1,12 +1,21 @@
-"""What a recipe says of retraining by the clock."""
+"""What a recipe says of retraining by the clock, and on new data."""
 
 from __future__ import annotations
+
+from pydantic import Field
 
 from dflash_pipeline.recipe.section import Section
 
 
 class Schedule(Section):
-    """When the retraining job runs, once its schedule is switched on in the Dagster page."""
+    """When the whole chain runs by itself, once schedule or sensor is switched on in the Dagster page."""
 
     cron: str = "0 2 * * *"
     timezone: str = "UTC"
+    settle_minutes: float = Field(
+        10.0, ge=0, le=10_080, description="New data or a new target are taken once no file has changed for so long."
+    )
+    retries: int = Field(2, ge=0, le=20, description="How often the sensor starts a failed training again.")
+    retry_minutes: float = Field(
+        15.0, ge=0, le=10_080, description="Wait before the first of them; doubled for each one after it."
+    )

@@ -56,6 +56,8 @@ class FrozenDaemon:
         self.now = now
         self.step = step
         self._recipe = folder / "recipe.yaml"
+        self._data = folder / "conversations.jsonl"
+        self.new_data()
         self._timezone = timezone
         self._times: dict[str, Any] = {}
         self._queue = QueuedRunCoordinatorDaemon(interval_seconds=5)
@@ -67,7 +69,7 @@ class FrozenDaemon:
         recipe = {
             "name": "cases",
             "storage": str(self._recipe.parent / "storage"),
-            "data": {"sources": [{"path": str(examples / "conversations" / "gsm8k_train.jsonl")}]},
+            "data": {"sources": [{"path": str(self._data)}]},
             "target": {"path": str(examples / "target")},
             "schedule": {"cron": cron, "timezone": self._timezone},
         }
@@ -75,6 +77,11 @@ class FrozenDaemon:
         sys.modules.pop(LOCATION, None)  # In place of a new process.
         with mock.patch.dict(os.environ, {"DFLASH_RECIPE": str(self._recipe)}):
             self._workspace = WorkspaceProcessContext(self.instance, _ThisLocation())
+
+    def new_data(self) -> None:
+        """One more conversation: without it a tick finds that all of them are trained already."""
+        with self._data.open("a") as file:
+            file.write('{"question": "again?", "answer": "again"}\n')
 
     def switch(self, *, on: bool) -> None:
         """The switch on the schedule's page."""
@@ -86,9 +93,12 @@ class FrozenDaemon:
                 self.instance.stop_schedule(schedule.get_remote_origin_id(), schedule.selector_id, schedule)
 
     def run_until(self, until: datetime) -> None:
-        """Iterate as the daemon does, up to and without `until`."""
+        """Iterate as the daemon does, up to and without `until`. Runs end at once, and new data come after each."""
         while self.now < until:
             self.iterate()
+            for run in self.unfinished():
+                self.end(run)
+                self.new_data()
             self.now += self.step
 
     def iterate(self) -> None:
@@ -107,6 +117,10 @@ class FrozenDaemon:
         """The moments of the ticks since then that asked for a run, one for each run."""
         ticks = [tick for tick in self.ticks() if tick.timestamp >= since.timestamp()]
         return [datetime.fromtimestamp(tick.timestamp, UTC) for tick in ticks for _ in tick.run_ids]
+
+    def unfinished(self) -> list[dg.DagsterRun]:
+        over = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+        return [run for run in self.instance.get_runs(ascending=True) if run.status not in over]
 
     def end(self, run: dg.DagsterRun) -> None:
         """The run succeeds, and lets go of what it held."""

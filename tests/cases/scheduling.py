@@ -15,9 +15,11 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
-from dflash_pipeline.assets.automation import nightly
 from dflash_pipeline.assets.pools import NODE
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.assets.retraining import nightly
 from dflash_pipeline.recipe import Data, Recipe, Schedule, Source, Target
+from dflash_pipeline.store.layout import Storage
 from tests.cases import cancelling
 from tests.cases.daemon import FrozenDaemon, frozen_daemon
 
@@ -109,7 +111,7 @@ def _after_a_pause(case: Mapping[str, Any], folder: Path, *, by_switch: bool) ->
 
 
 def _overlapping(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Each run trains as soon as it has the pool's slot, for the minutes of the case."""
+    """Each run trains as soon as it has the pool's slot, for the minutes of the case; then new data come."""
     length, end = timedelta(minutes=case["run_minutes"]), MIDNIGHT + timedelta(minutes=case["until_minutes"])
     began: dict[str, datetime] = {}
     trainings, most_at_once, most_waiting = [], 0, 0
@@ -117,12 +119,13 @@ def _overlapping(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         folder, cron=case["cron"], timezone="UTC", now=MIDNIGHT - timedelta(minutes=5), step=timedelta(minutes=5)
     ) as daemon:
         while daemon.now < end:
-            for run in _unfinished(daemon):
+            for run in daemon.unfinished():
                 if (start := began.get(run.run_id)) and daemon.now - start >= length:
                     daemon.end(run)
+                    daemon.new_data()
                     trainings.append([_minute(start), _minute(daemon.now)])
             daemon.iterate()
-            unfinished = _unfinished(daemon)
+            unfinished = daemon.unfinished()
             for run in unfinished:
                 if run.run_id not in began and _has_the_node(daemon, run):
                     began[run.run_id] = daemon.now
@@ -147,11 +150,6 @@ def _overlapping(case: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def _unfinished(daemon: FrozenDaemon) -> list[dg.DagsterRun]:
-    over = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
-    return [run for run in daemon.instance.get_runs(ascending=True) if run.status not in over]
-
-
 def _has_the_node(daemon: FrozenDaemon, run: dg.DagsterRun) -> bool:
     """What the training step of a run that was started asks before it begins."""
     if run.status == dg.DagsterRunStatus.QUEUED:
@@ -167,14 +165,13 @@ def _minute(moment: datetime) -> int:
 
 def ticks_between(cron: str, timezone: str, since: datetime, until: datetime) -> list[datetime]:
     """When the recipe's schedule, with this cron line, ticks in [since, until)."""
-    schedule = nightly(
-        Recipe(
-            name="cases",
-            data=Data(sources=[Source(path=Path("none.jsonl"))]),
-            target=Target(path=Path("none")),
-            schedule=Schedule(cron=cron, timezone=timezone),
-        )
+    recipe = Recipe(
+        name="cases",
+        data=Data(sources=[Source(path=Path("none.jsonl"))]),
+        target=Target(path=Path("none")),
+        schedule=Schedule(cron=cron, timezone=timezone),
     )
+    schedule = nightly(Workbench(recipe=recipe, storage=Storage(root=Path("none"))))
     ticks: list[datetime] = []
     for tick in _iterator(schedule, since.timestamp()):
         if tick >= until:
