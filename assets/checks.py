@@ -1,9 +1,11 @@
 """What must hold before a GPU-hour is spent. All of these block what comes after when they fail in earnest."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import dagster as dg
 
+from dflash_pipeline.assets.acceptance import acceptance_report
 from dflash_pipeline.assets.corpus import conversations
 from dflash_pipeline.assets.export import exported_drafter
 from dflash_pipeline.assets.metadata import share
@@ -70,13 +72,30 @@ def export_drafts_losslessly(
     workbench: dg.ResourceParam[Workbench], exported_drafter: ExportedDrafter
 ) -> dg.AssetCheckResult:
     """The exported files are whole, their names and shapes are what the config implies, and decoding loses nothing."""
-    from pathlib import Path
+    return _verified(workbench, Path(exported_drafter.export_dir))
 
+
+@dg.asset_check(
+    asset=acceptance_report, blocking=True, additional_ins={"exported_drafter": dg.AssetIn("exported_drafter")}
+)
+def export_drafts_as_reported(
+    workbench: dg.ResourceParam[Workbench], exported_drafter: ExportedDrafter
+) -> dg.AssetCheckResult:
+    """The last check: the exported files, with the report they carry, draft as the report says; in every form."""
+    folders = [exported_drafter.export_dir, exported_drafter.speculators_dir]
+    results = [_verified(workbench, Path(folder)) for folder in folders if folder is not None]
+    return next((result for result in results if not result.passed), results[0])
+
+
+def _verified(workbench: Workbench, folder: Path) -> dg.AssetCheckResult:
     from dflash_pipeline.evaluation.verify import verify_export
 
-    checks = verify_export(Path(exported_drafter.export_dir), workbench.recipe.target.path)
+    checks = verify_export(folder, workbench.recipe.target.path, device=workbench.recipe.training.device)
+    failed = [check.name for check in checks if not check.ok]
     return dg.AssetCheckResult(
-        passed=all(check.ok for check in checks), metadata={check.name: check.detail for check in checks}
+        passed=not failed,
+        description=f"{folder.name}: {'all holds' if not failed else ', '.join(failed) + ' failed'}",
+        metadata={check.name: check.detail for check in checks},
     )
 
 

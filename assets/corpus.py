@@ -78,16 +78,19 @@ def conversations(
 def target_responses(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], conversations: Ingestion
 ) -> dg.MaterializeResult[AnswerSet]:
-    """The target's own greedy answers to every prompt, cached by prompt, target and settings.
+    """The target's own answers to every prompt, computed here or by a server, cached by prompt, target and settings.
 
     A drafter learns to predict the target, not the author of a data set: trained on other answers it drafts poorly.
     With `responses.enabled: false` the answers of the files stay.
     """
     from dflash_pipeline.stages.responses import make_responses
 
-    made = make_responses(workbench.recipe, workbench.storage, conversations)
+    made = make_responses(workbench.recipe, workbench.storage, conversations, tell=context.log.info)
     answers = made.record
-    context.log.info(f"answers: {answers.num_answers:,} by the target, {answers.num_cut:,} cut{_again(made.reused)}")
+    left_out = "".join(f", {count:,} left out as {reason}" for reason, count in answers.left_out)
+    context.log.info(
+        f"answers: {answers.num_answers:,} by the target, {answers.num_cut:,} cut{left_out}{_again(made.reused)}"
+    )
     return dg.MaterializeResult(
         value=answers,
         data_version=dg.DataVersion(f"{conversations.fingerprint}-{answers.fingerprint}"),
@@ -95,6 +98,7 @@ def target_responses(
             "answers": count(answers.num_answers),
             "cut_at_limit": count(answers.num_cut),
             "empty": count(answers.num_empty),
+            "left_out_by_reason": table(("reason", "conversations"), answers.left_out),
             "written_by": "the files" if answers.fingerprint == "source" else "the target",
             "reused": made.reused,
         },
@@ -127,6 +131,7 @@ def token_sequences(
             "snapshot": snapshot.fingerprint,
             "conversations": count(num_conversations(workbench.storage, snapshot)),
             "dropped_by_reason": table(("reason", "conversations"), sorted(snapshot.dropped)),
+            "thinking": snapshot.thinking,
             "training_samples": count(snapshot.num_train_samples),
             "validation_samples": count(snapshot.num_validation_samples),
             "tokens": count(snapshot.num_tokens),

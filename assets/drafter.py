@@ -3,12 +3,13 @@
 import dagster as dg
 from pydantic import Field
 
-from dflash_pipeline.assets.metadata import count, number
+from dflash_pipeline.assets.metadata import count, number, share
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import TrainedDrafter
+from dflash_pipeline.contracts.run import TimeSpent
 
 
 class LaunchChoices(dg.Config):
@@ -57,10 +58,30 @@ def trained_drafter(
             "useful_tokens_per_second": number(trained.useful_tokens_per_second),
             "padded_tokens_per_second": number(trained.padded_tokens_per_second),
             "mlflow_run_id": trained.mlflow_run_id or "",
+            "stopped_early": trained.stopped_early or "",
             "folder": dg.MetadataValue.path(trained.run_dir),
             "reused": reused,
+            **_time_spent(trained.spent),
         },
     )
+
+
+def _time_spent(spent: TimeSpent | None) -> dict[str, dg.MetadataValue]:
+    """How far the run came and where its time went: the numbers of its charts, over the whole run."""
+    if spent is None:
+        return {}
+    known = {"rank_imbalance": spent.imbalance, "peak_share": spent.peak_share}
+    return {
+        "epochs_done": count(spent.epochs_done),
+        "run_fraction": share(spent.run_fraction),
+        "run_cost_fraction": share(spent.run_cost_fraction),
+        "hours": number(spent.hours),
+        "supervised_tokens_per_second": number(spent.supervised_tokens_per_second),
+        "samples_per_second": number(spent.samples_per_second),
+        "memory_bytes": count(spent.memory_bytes),
+        **{name: number(value) for name, value in known.items() if value is not None},
+        **{f"time_share_{part}": share(value) for part, value in spent.shares.items()},
+    }
 
 
 def of_total(done: int, total: int) -> str:
@@ -78,6 +99,7 @@ def _train(
     """Start the ranks with Pipes open: rank 0 writes its log lines into this step's."""
     from dflash_pipeline.stages.preflight import check_training
     from dflash_pipeline.stages.training import Launch, train_drafter
+    from dflash_pipeline.training.run_page import DAGSTER_RUN
 
     num_ranks = config.num_ranks or workbench.recipe.training.num_ranks
     # Training may be all that this run does, and its number of ranks is known here only.
@@ -90,6 +112,6 @@ def _train(
         launch = Launch(
             num_ranks=num_ranks,
             fresh=config.fresh,
-            environment=session.get_bootstrap_env_vars(),
+            environment={**session.get_bootstrap_env_vars(), DAGSTER_RUN: context.run_id},
         )
         return train_drafter(workbench.recipe, workbench.storage, snapshot, plan, launch, tell=context.log.info)

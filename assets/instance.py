@@ -45,14 +45,15 @@ def settle_dead_runs(instance: dg.DagsterInstance) -> list[str]:
             statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
         )
     )
-    dead = [run for run in running if (tag := run.tags.get(PROCESS_TAG)) and not _is_alive(tag)]
+    dead = [run for run in running if (tag := run.tags.get(PROCESS_TAG)) and not process_lives(tag)]
     for run in dead:
         instance.report_run_failed(run, "the process that worked on this run was killed")
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in dead]
 
 
-def _is_alive(tag: str) -> bool:
+def process_lives(tag: str) -> bool:
+    """Whether the process that `this_process` named is still there."""
     pid, _, started = tag.partition("@")
     try:
         return f"{psutil.Process(int(pid)).create_time():.2f}" == started

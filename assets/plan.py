@@ -1,5 +1,7 @@
 """Group `batching`: from lengths to a sealed plan."""
 
+from typing import Any
+
 import dagster as dg
 
 from dflash_pipeline.assets.metadata import count, number, share, table
@@ -12,6 +14,19 @@ from dflash_pipeline.contracts.results import BucketBoundaries
 from dflash_pipeline.recipe import MAX_EPOCHS
 
 GROUP = "batching"
+WHOLE_CHAIN = "whole_chain"
+"""The job of all assets."""
+
+UP_TO_PLAN = (
+    "conversations",
+    "target_responses",
+    "token_sequences",
+    "length_statistics",
+    "bucket_boundaries",
+    "batching_forecast",
+    "epoch_manifest",
+    "run_plan",
+)
 
 EPOCHS = dg.StaticPartitionsDefinition([f"{epoch:03d}" for epoch in range(MAX_EPOCHS)])
 """Always the same keys, so that no machine remembers another set; a run materialises those of its recipe."""
@@ -104,25 +119,34 @@ def epoch_manifest(
             f"epoch {summary.epoch}: {summary.num_steps} steps, padding efficiency {summary.padding_efficiency:.3f}"
             f"{' (unchanged, reused)' if planned.reused else ''}"
         )
-        context.add_asset_metadata(
-            partition_key=f"{summary.epoch:03d}",
-            metadata={
-                "steps": count(summary.num_steps),
-                "micro_batches": count(summary.num_micro_batches),
-                "fillers": count(summary.num_fillers),
-                "dropped_samples": count(summary.num_dropped),
-                "real_tokens": count(summary.real_tokens),
-                "padded_tokens": count(summary.padded_tokens),
-                "padding_efficiency": share(summary.padding_efficiency),
-                "over_steps": epoch_over_steps(manifest, num_ranks=num_ranks),
-                "digest": summary.digest,
-                "reused": planned.reused,
-            },
-        )
+        key = f"{summary.epoch:03d}"
+        metadata: dict[str, Any] = {
+            "steps": count(summary.num_steps),
+            "micro_batches": count(summary.num_micro_batches),
+            "fillers": count(summary.num_fillers),
+            "dropped_samples": count(summary.num_dropped),
+            "real_tokens": count(summary.real_tokens),
+            "padded_tokens": count(summary.padded_tokens),
+            "padding_efficiency": share(summary.padding_efficiency),
+            "over_steps": epoch_over_steps(manifest, num_ranks=num_ranks),
+            "digest": summary.digest,
+            "reused": planned.reused,
+        }
+        if key in context.partition_keys:
+            context.add_asset_metadata(partition_key=key, metadata=metadata)
+        else:  # Chosen in the form beyond the partitions that the run was started with.
+            context.log_event(dg.AssetMaterialization(context.asset_key, partition=key, metadata=metadata))
 
-    epochs = [int(key) for key in context.partition_keys]
+    epochs = sorted({int(key) for key in context.partition_keys} | _whole_plan(context, workbench))
     make_epochs(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries, epochs, tell=tell)
     return dg.MaterializeResult()
+
+
+def _whole_plan(context: dg.AssetExecutionContext, workbench: Workbench) -> set[int]:
+    """In a run of the whole chain every epoch that the plan will seal, however many partitions it was started with."""
+    run = context.run
+    whole = run.job_name == WHOLE_CHAIN and run.asset_selection is None
+    return set(range(workbench.recipe.batching.epochs)) if whole else set()
 
 
 @dg.asset(group_name=GROUP, kinds={"duckdb"}, deps=[epoch_manifest], pool=WAREHOUSE)

@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-from dflash_pipeline.assets.automation import TRAINS, whole_chain
-from dflash_pipeline.assets.plan import epoch_range_tags
+from dflash_pipeline.assets.automation import TRAINS
+from dflash_pipeline.assets.plan import WHOLE_CHAIN, epoch_range_tags
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.errors import DflashError, Refused
 from dflash_pipeline.contracts.retraining import (
@@ -35,18 +36,18 @@ _STATES: Mapping[dg.DagsterRunStatus, PassState] = {
 }
 
 
-def nightly(workbench: Workbench) -> dg.ScheduleDefinition:
+def nightly(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
     """Start the whole chain at the recipe's time. Off until somebody switches it on."""
     try:
-        return _nightly(workbench)
+        return _nightly(workbench, job)
     except dg.DagsterError as error:
         raise Refused(str(error), where="schedule", fix="correct schedule.cron or schedule.timezone") from None
 
 
-def _nightly(workbench: Workbench) -> dg.ScheduleDefinition:
+def _nightly(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
     @dg.schedule(
         name="nightly_retraining",
-        job=whole_chain,
+        job=job,
         cron_schedule=workbench.recipe.schedule.cron,
         execution_timezone=workbench.recipe.schedule.timezone,
         default_status=dg.DefaultScheduleStatus.STOPPED,
@@ -63,13 +64,13 @@ def _nightly(workbench: Workbench) -> dg.ScheduleDefinition:
     return nightly_retraining
 
 
-def on_new_inputs(workbench: Workbench) -> dg.SensorDefinition:
+def on_new_inputs(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
     """Start the whole chain once new data or a new target lie still. Off until somebody switches it on."""
     chosen = workbench.recipe.schedule
 
     @dg.sensor(
         name="new_data_or_target",
-        job=whole_chain,
+        job=job,
         minimum_interval_seconds=SENSOR_SECONDS,
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Looks every minute at names, sizes and times of the sources, the target and exclusions.jsonl, and "
@@ -101,7 +102,7 @@ def on_new_inputs(workbench: Workbench) -> dg.SensorDefinition:
 
 def earlier_passes(instance: dg.DagsterInstance) -> list[EarlierPass]:
     """Runs of the whole chain, the newest first; runs of a part of it only while they train."""
-    records = instance.get_run_records(dg.RunsFilter(job_name=whole_chain.name), limit=LOOKED_BACK)
+    records = instance.get_run_records(dg.RunsFilter(job_name=WHOLE_CHAIN), limit=LOOKED_BACK)
     return [
         EarlierPass(
             run_id=record.dagster_run.run_id,

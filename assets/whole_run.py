@@ -11,28 +11,20 @@ import dagster as dg
 
 from dflash_pipeline.assets.catalogue import definitions_for
 from dflash_pipeline.assets.instance import PROCESS_TAG, open_instance, settle_dead_runs, this_process
-from dflash_pipeline.assets.plan import epoch_range_tags
+from dflash_pipeline.assets.plan import UP_TO_PLAN, epoch_range_tags
 from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.assets.retraining import INPUTS_TAG
 from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
 from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.promotion import PromotionDecision
 from dflash_pipeline.contracts.results import BucketBoundaries, ExportedDrafter, TrainedDrafter
+from dflash_pipeline.stages.inputs import inputs_digest
 from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.records import load_record
 
 Record = TypeVar("Record")
-
-UP_TO_PLAN = (
-    "conversations",
-    "target_responses",
-    "token_sequences",
-    "length_statistics",
-    "bucket_boundaries",
-    "batching_forecast",
-    "epoch_manifest",
-    "run_plan",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +43,8 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, plan_only: bool) -> Wh
     began = time.monotonic()
     show_bars()  # Answered while standard error still is the terminal.
     job = definitions_for(workbench).resolve_job_def("whole_chain")
+    tags = epoch_range_tags(workbench.recipe.batching.epochs) | {PROCESS_TAG: this_process()}
+    tags[INPUTS_TAG] = inputs_digest(workbench.recipe, workbench.storage)
     config: dict[str, object] = {"loggers": {"terminal": {"config": {"log_level": "INFO"}}}}
     if not plan_only:
         config["ops"] = {"trained_drafter": {"config": {"fresh": fresh}}}
@@ -62,7 +56,7 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, plan_only: bool) -> Wh
                 instance=instance,
                 run_id=run_id,
                 run_config=config,
-                tags={**epoch_range_tags(workbench.recipe.batching.epochs), PROCESS_TAG: this_process()},
+                tags=tags,
                 asset_selection=[dg.AssetKey(name) for name in UP_TO_PLAN] if plan_only else None,
             )
         except (dg.DagsterExecutionInterruptedError, KeyboardInterrupt):
@@ -112,6 +106,7 @@ def facts(run: WholeRun, *, plan_only: bool) -> dict[str, object]:
 
 def _trained_facts(found: _Records) -> dict[str, object]:
     from dflash_pipeline.stages.acceptance import AcceptanceComparison
+    from dflash_pipeline.stages.promote import facts_of
 
     trained = found.load("trained_drafter", TrainedDrafter)
     exported = found.load("exported_drafter", ExportedDrafter)
@@ -120,6 +115,8 @@ def _trained_facts(found: _Records) -> dict[str, object]:
         "run": trained.run,
         "loss": {"first": trained.first_loss, "last": trained.last_loss},
         "loss_spikes": trained.num_spikes,
+        "steps_done": trained.steps_done,
+        "stopped_early": trained.stopped_early,
         "tokens_per_second": {
             "useful": trained.useful_tokens_per_second,
             "padded": trained.padded_tokens_per_second,
@@ -132,6 +129,7 @@ def _trained_facts(found: _Records) -> dict[str, object]:
             "lossless": report.trained.lossless and report.untrained.lossless,
         },
         "export_dir": exported.export_dir,
+        "promotion": facts_of(found.load("champion", PromotionDecision), found.workbench.storage),
         "run_dir": trained.run_dir,
         "mlflow_run_id": trained.mlflow_run_id,
     }

@@ -92,6 +92,7 @@ def tiny_recipe(**sections: dict[str, Any]) -> dict[str, Any]:
         "batching": {"num_buckets": 3, "token_budget": 448, "slots_per_step": 8, "epochs": 2, "seed": 3},
         "drafter": {"num_layers": 1, "block_size": 4, "tap_layer_ids": [0, 2], "intermediate_size": 64, "seed": 1},
         "training": {"num_ranks": 2, "learning_rate": 0.005, "anchors_per_sample": 8},
+        "early": {"enabled": False},
         "evaluation": {"num_prompts": 2, "max_new_tokens": 12},
     }
     for section, settings in sections.items():

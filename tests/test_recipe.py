@@ -61,7 +61,7 @@ def test_a_later_override_wins(recipe_file):
     ("override", "sentence"),
     [
         ("batching.num_bucket=3", "batching.num_bucket: there is no such setting; num_buckets is meant?"),
-        ("zzz=1", "zzz: there is no such setting, only batching, data, drafter, evaluation, name, responses,"),
+        ("zzz=1", "zzz: there is no such setting, only batching, data, drafter, early, evaluation, export, name,"),
         ("data.sources.0.maps={}", "data.sources.0.maps: there is no such setting; map is meant?"),
         ("data.sources.0.weight=0", "data.sources.0.weight: input should be greater than 0, not 0"),
         ("data.sources.0.weight=101", "data.sources.0.weight: input should be less than or equal to 100, not 101"),

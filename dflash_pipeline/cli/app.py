@@ -9,7 +9,23 @@ from io import TextIOWrapper
 
 import typer
 
-from dflash_pipeline.cli import data, evaluate, forecast, plan, preflight, report, run, snapshots, spikes, ui
+from dflash_pipeline.cli import (
+    compare,
+    data,
+    doctor,
+    evaluate,
+    exclude,
+    export,
+    forecast,
+    plan,
+    preflight,
+    promote,
+    report,
+    run,
+    snapshots,
+    spikes,
+    ui,
+)
 from dflash_pipeline.cli.output import INTERRUPTED, report_error
 
 app = typer.Typer(
@@ -19,7 +35,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for module in (run, preflight, data, snapshots, plan, forecast, report, evaluate, spikes, ui):
+for module in (
+    run,
+    preflight,
+    data,
+    snapshots,
+    plan,
+    forecast,
+    report,
+    evaluate,
+    export,
+    promote,
+    spikes,
+    compare,
+    exclude,
+    doctor,
+    ui,
+):
     module.register(app)
 
 

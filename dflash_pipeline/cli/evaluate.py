@@ -1,4 +1,4 @@
-"""`dflash evaluate` and `verify-export`: what a drafter is worth, and whether its files are what they say."""
+"""`dflash evaluate`: what a drafter is worth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ def register(app: typer.Typer) -> None:
     app.command("evaluate", epilog=example("dflash evaluate --draft DIR --target DIR --prompts questions.jsonl"))(
         evaluate
     )
-    app.command("verify-export", epilog=example("dflash verify-export storage/exports/RUN --target DIR"))(verify_export)
 
 
 def evaluate(
@@ -32,15 +31,28 @@ def evaluate(
     num_processes: Annotated[
         int, typer.Option("--num-processes", min=1, help="Prompts are shared out among them.")
     ] = 1,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, help="Prompts that a process decodes together.")
+    ] = 16,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0: greedy; else rejection sampling at it.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option("--seed", help="Of what is drawn at a temperature.")] = 0,
+    cost_ratio: Annotated[
+        float | None,
+        typer.Option("--cost-ratio", min=0.0, help="Time of a draft in target passes of one token: tells a speed-up."),
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Measure acceptance length by real decoding.
 
-    Draft-and-verify, greedy; every output is compared with the target's own.
+    Draft-and-verify; greedy output is compared with the target's own.
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:
+        from dflash_pipeline.evaluation.choice import Choice
+        from dflash_pipeline.evaluation.speedup import expected_speedup
         from dflash_pipeline.stages.evaluate_files import evaluate_files
 
         report = evaluate_files(
@@ -50,6 +62,8 @@ def evaluate(
             num_prompts=num_prompts,
             max_new_tokens=max_new_tokens,
             num_processes=num_processes,
+            batch_size=batch_size,
+            choice=Choice(temperature=temperature, seed=seed),
         )
         found = {
             "acceptance": {
@@ -59,33 +73,18 @@ def evaluate(
                 "per_position": list(report.per_position),
                 "interval": list(report.interval),
             },
+            "by_source": [asdict(group) for group in report.by_source],
+            "by_length": [asdict(group) for group in report.by_length],
+            "cut": asdict(report.cut),
+            "prompts": [asdict(prompt) | {"mean": prompt.mean} for prompt in report.prompts],
+            "temperature": report.temperature,
+            "expected_speedup": None if cost_ratio is None else expected_speedup(report.mean, cost_ratio=cost_ratio),
             "lossless": report.lossless,
             "num_prompts": report.num_prompts,
             "num_differing": report.num_differing,
         }
         answer.say(found, lambda: _show(found))
-        if not report.lossless:
-            raise typer.Exit(1)
-
-
-def verify_export(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An exported drafter.")],
-    target: TargetDir,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Prove that an exported drafter is what it says.
-
-    Its files, config, tensors, tokenizer, and decoding that changes nothing.
-    """
-    quiet_libraries()
-    with answering(as_json=as_json, debug=debug) as answer:
-        from dflash_pipeline.evaluation.verify import verify_export as verify
-
-        checks = verify(folder, target)
-        found = {"ok": all(check.ok for check in checks), "checks": [asdict(check) for check in checks]}
-        answer.say(found, lambda: _show_checks(found["checks"]))
-        if not found["ok"]:
+        if report.lossless is False:
             raise typer.Exit(1)
 
 
@@ -96,11 +95,20 @@ def _show(found: dict[str, Any]) -> None:
         f"acceptance length {acceptance['mean']:.3f} (95 %: {low:.3f} to {high:.3f}) on {found['num_prompts']} prompts"
     )
     print(f"pooled {acceptance['pooled']:.3f}; rounds by length {acceptance['histogram']}")
-    print(
-        "output equals the target's own" if found["lossless"] else f"OUTPUT DIFFERS on {found['num_differing']} prompts"
-    )
+    print(f"cut by the end of an answer: {found['cut']['num_rounds']} rounds, counted in none of these figures")
+    for title, groups in (("source", found["by_source"]), ("prompt tokens", found["by_length"])):
+        for group in groups if len(groups) > 1 else ():
+            low, high = group["interval"]
+            figures = f"{group['mean']:.3f} ({low:.3f} to {high:.3f}), {group['num_prompts']} prompts"
+            print(f"{title} {group['name']}: {figures}")
+    if found["expected_speedup"] is not None:
+        print(f"expected speed-up {found['expected_speedup']:.2f}, where verifying a block costs what one token does")
+    print(_said_of_losses(found))
 
 
-def _show_checks(checks: Any) -> None:
-    for check in checks:
-        print(f"{'ok    ' if check['ok'] else 'FAILED'} {check['name']}: {check['detail']}")
+def _said_of_losses(found: dict[str, Any]) -> str:
+    if found["lossless"] is None:
+        return f"drawn at temperature {found['temperature']:g}: no one text to compare with"
+    if found["lossless"]:
+        return "output equals the target's own"
+    return f"OUTPUT DIFFERS on {found['num_differing']} prompts"

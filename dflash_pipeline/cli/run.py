@@ -15,6 +15,12 @@ from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 from dflash_pipeline.contracts.errors import Refused
 
+_LOSSES = {
+    True: "output equals the target's own",
+    False: "OUTPUT DIFFERS FROM the target's own",
+    None: "drawn at a temperature",
+}
+
 
 def register(app: typer.Typer) -> None:
     app.command("run", epilog=example("dflash run recipes/demo.yaml --set batching.seed=7"))(run)
@@ -160,19 +166,24 @@ def _show(found: dict[str, Any], *, ui: str) -> None:
 def _add_trained(table: Any, found: dict[str, Any]) -> None:
     speed, acceptance = found["tokens_per_second"], found["acceptance"]
     table.add_row("loss", f"{found['loss']['first']:.3f} at the first step, {found['loss']['last']:.3f} at the last")
+    if found["stopped_early"]:
+        done, total = found["steps_done"], found["total_steps"]
+        table.add_row("stopped early", f"after {done:,} of {total:,} steps: {found['stopped_early']}")
     table.add_row("throughput", f"{speed['useful']:,.0f} useful tokens/s ({speed['padded']:,.0f} padded)")
     table.add_row(
         "acceptance length",
         f"{acceptance['untrained']:.2f} before training, {acceptance['trained']:.2f} after "
         f"(95 %: {acceptance['interval'][0]:.2f} to {acceptance['interval'][1]:.2f}, "
         f"{acceptance['num_prompts']} held-out prompts, "
-        f"{'output equals' if acceptance['lossless'] else 'OUTPUT DIFFERS FROM'} the target's own)",
+        f"{_LOSSES[acceptance['lossless']]})",
     )
     table.add_row("drafter", found["export_dir"])
+    table.add_row("champion", f"{found['promotion']['action']}: {found['promotion']['reason']}")
 
 
 def _show_trained(trained: dict[str, Any]) -> None:
     done, total = trained["steps_done"], trained["total_steps"]
-    limited = "" if done == total else f", stopped at training.max_steps: {done:,} of {total:,} steps"
+    why = f"early, {early}" if (early := trained["stopped_early"]) else "at training.max_steps"
+    limited = "" if done == total else f", stopped {why}: {done:,} of {total:,} steps"
     losses = f"loss {trained['first_loss']:.3f} to {trained['last_loss']:.3f}"
     print(f"run {trained['run']}: {losses}, {trained['run_dir']}{limited}")

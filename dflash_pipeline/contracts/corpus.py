@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,10 @@ from dflash_pipeline.contracts.batching import MOST_TOKENS
 from dflash_pipeline.contracts.errors import ContractBroken
 
 Ints = npt.NDArray[np.int64]
+
+
+Thinking = Literal["thinking", "non-thinking", "mixed", "unknown"]
+"""Whether answers hold thoughts: all samples' do, none do, some do; or there are no answers, or nobody looked."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +47,9 @@ class CorpusSnapshot:
     """Fingerprint of all that turns a conversation into tokens: tokenizer, template, lengths, what is supervised."""
     num_cut_samples: int = 0
     """Samples that were cut at the longest length; `rows.arrow` in the folder tells which."""
+    thinking: Thinking = "unknown"
+    """Of the samples as they are. The mode that the target was asked in is part of `template`, where one was set."""
+    num_thinking_samples: int = 0
 
     def __post_init__(self) -> None:
         if self.num_train_samples < 1:
@@ -55,6 +63,13 @@ class CorpusSnapshot:
                 f"{self.num_supervised_tokens} supervised of {self.num_tokens} tokens",
                 where=f"snapshot {self.fingerprint}",
                 fix="check that conversations have assistant turns and that the chat template renders them",
+            )
+        some = self.thinking in ("thinking", "mixed")
+        if some != (self.num_thinking_samples > 0) or self.num_thinking_samples > self.num_samples:
+            raise ContractBroken(
+                f"{self.num_thinking_samples} of {self.num_samples} samples think in a {self.thinking} snapshot",
+                where=f"snapshot {self.fingerprint}",
+                fix="count the samples whose answers hold thoughts",
             )
 
     @property

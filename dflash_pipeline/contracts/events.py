@@ -68,6 +68,17 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BucketSeconds:
+    """What the steps of one length bucket took in an epoch, and what they would have if time followed cost."""
+
+    bucket: int
+    num_steps: int
+    seconds: float
+    expected_seconds: float
+    """The epoch's seconds, shared out by the planned cost of its steps: what a forecast says of a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochRecord:
     """One finished epoch, from the manifest that ran and the steps as they went."""
 
@@ -78,6 +89,25 @@ class EpochRecord:
     mean_loss: float
     """Mean of the step losses of this attempt's steps in the epoch."""
     seconds: float
+    buckets: tuple[BucketSeconds, ...] = ()
+    rank_busy_seconds: tuple[float, ...] = ()
+    """By rank: what it computed, without waiting. One above the others is a slow rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRecord:
+    """What telling cost an attempt, told once at its end."""
+
+    global_step: int
+    attempt: int
+    num_steps: int
+    """Done by this attempt."""
+    seconds: float
+    """Of the steps."""
+    tracker_seconds: float
+    """Spent inside calls of trackers, on the path of the steps."""
+    longest_tracker_seconds: float
+    """The longest single call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +144,7 @@ class AlarmRecord:
     global_step: int
     epoch: int
     step: int
-    kind: AlarmKind
+    cause: AlarmKind
     message: str
     """One sentence: what was seen, against what, and what to do."""
     value: float
@@ -136,5 +166,18 @@ class AcceptanceRecord:
     """What the measurement took, off the ranks' path."""
 
 
-Record = StepRecord | EpochRecord | SpikeRecord | AlarmRecord | AcceptanceRecord
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerdictRecord:
+    """What limited throughput in an epoch, told at its end."""
+
+    global_step: int
+    epoch: int
+    limit: str
+    """A part of the time, or "balanced" where none stands out (training/verdict.py)."""
+    share: float
+    """Of the time, by that part."""
+    sentence: str
+
+
+Record = StepRecord | EpochRecord | AttemptRecord | SpikeRecord | AlarmRecord | AcceptanceRecord | VerdictRecord
 """Whatever a tracker can be told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,3 +59,38 @@ class RunRecord:
 
     def with_mlflow_run(self, run_id: str) -> RunRecord:
         return replace(self, mlflow_run_id=run_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeSpent:
+    """How far a run came, and where its time went, over all steps that count."""
+
+    epochs_done: int
+    run_fraction: float
+    run_cost_fraction: float
+    hours: float
+    supervised_tokens_per_second: float
+    samples_per_second: float
+    shares: Mapping[str, float]
+    """Of the time, by what it went into; what is left of 1 is neither waiting nor computing, saving for example."""
+    imbalance: float | None
+    """The busiest rank's time over the mean of all; None where no rank's is known."""
+    peak_share: float | None
+    """Of the devices' peak arithmetic; None where no peak is known."""
+    memory_bytes: int
+    """Most of any rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpoolMark:
+    """How far a run's event log has been sent: what `sent.json` holds."""
+
+    spool: str
+    """Tag of the MLflow run by which it is found again when the answer to its making was lost."""
+    mlflow_run_id: str | None
+    offset: int
+    """Bytes of the log that have arrived there."""
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise ContractBroken(f"offset {self.offset}", where=f"spool {self.spool}", fix="count bytes from 0")

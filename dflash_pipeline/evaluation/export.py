@@ -1,4 +1,4 @@
-"""A drafter's folder in z-lab's form, written whole and read back without a guess."""
+"""A drafter's folder in z-lab's form or in speculators', written whole and read back without a guess."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dflash_pipeline.contracts.errors import Refused, refusing
+from dflash_pipeline.evaluation.speculators_format import (
+    Verifier,
+    from_speculators_json,
+    is_speculators_json,
+    to_speculators_json,
+)
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target_files import TOKENIZER_FILES
@@ -22,20 +28,32 @@ from dflash_pipeline.store.files import new_folder
 WEIGHTS = "model.safetensors"
 
 
+CARD = "README.md"
+
+
 def export_drafter(
-    config: DrafterConfig, state: Mapping[str, Tensor], *, target_dir: Path, out: Path, card: str
+    config: DrafterConfig,
+    state: Mapping[str, Tensor],
+    *,
+    target_dir: Path,
+    out: Path,
+    card: str,
+    verifier: Verifier | None = None,
 ) -> None:
-    """Write weights, config.json, the target's tokenizer and a model card; `out` appears whole or not at all."""
-    dtype = check_tensors(config, state, where=str(out))
+    """Write weights, config.json, the target's tokenizer and a model card; `out` appears whole or not at all.
+
+    With a verifier the config is in speculators' form, which names the target; without one in z-lab's.
+    """
+    dtype = str(check_tensors(config, state, where=str(out))).removeprefix("torch.")
+    form = to_zlab_json(config, dtype) if verifier is None else to_speculators_json(config, dtype, verifier)
     with new_folder(out, act="export") as folder:
         tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        text = json.dumps(to_zlab_json(config, str(dtype).removeprefix("torch.")), indent=2)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
         for name in TOKENIZER_FILES:
             if (target_dir / name).is_file():
                 shutil.copyfile(target_dir / name, folder / name)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        (folder / CARD).write_text(card, encoding="utf-8")
 
 
 def load_drafter(folder: Path) -> Drafter:
@@ -50,10 +68,10 @@ def load_drafter(folder: Path) -> Drafter:
 
 
 def read_config(folder: Path) -> DrafterConfig:
-    """The shape of an exported drafter."""
+    """The shape of an exported drafter, in either form."""
     raw = read_config_json(folder)
     with refusing("not the config of a drafter", where=str(folder / "config.json"), fix="export the drafter again"):
-        return from_zlab_json(raw)
+        return from_speculators_json(raw) if is_speculators_json(raw) else from_zlab_json(raw)
 
 
 def read_config_json(folder: Path) -> dict[str, object]:

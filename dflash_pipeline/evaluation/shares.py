@@ -1,4 +1,4 @@
-"""Acceptance over many prompts in several processes: decoding one prompt at a time leaves cores idle otherwise."""
+"""Acceptance over many prompts in several processes: decoding with one leaves cores idle."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from dflash_pipeline.evaluation.acceptance import AcceptanceReport, PromptResult, combine_results, measure_prompt
+from dflash_pipeline.evaluation.acceptance import (
+    AcceptanceReport,
+    PromptAcceptance,
+    combine_results,
+    measure_prompts,
+)
+from dflash_pipeline.evaluation.decode_rows import Decoding
 from dflash_pipeline.evaluation.export import load_drafter
+from dflash_pipeline.evaluation.prompts import Prompt
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target import FrozenTarget
@@ -35,43 +40,43 @@ class Candidate:
 
 
 def measure_in_processes(
-    candidates: Sequence[Candidate],
-    prompts: Sequence[NDArray[np.int64]],
+    candidate: Candidate,
+    prompts: Sequence[Prompt],
+    decoding: Decoding,
     *,
     target_dir: Path,
-    max_new_tokens: int,
-    stop_ids: frozenset[int],
     num_processes: int,
     device: str,
-) -> list[AcceptanceReport]:
-    """One report a candidate, over all prompts. With one process nothing is spawned."""
+) -> AcceptanceReport:
+    """Acceptance over all prompts. With one process nothing is spawned; how many there are changes no token."""
     shares = [list(range(first, len(prompts), num_processes)) for first in range(min(num_processes, len(prompts)))]
-    work = [
-        (list(candidates), [prompts[i] for i in share], target_dir, max_new_tokens, stop_ids, device)
-        for share in shares
-    ]
+    work = [(candidate, [prompts[i] for i in share], decoding, share, target_dir, device) for share in shares]
     if len(work) == 1:
         measured = [_measure_share(*work[0])]
     else:
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(len(work), mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             measured = list(pool.map(_measure_share, *zip(*work, strict=True)))
-    return [combine_results([r for share in measured for r in share[i]]) for i in range(len(candidates))]
+    by_number = {
+        number: result
+        for share, (results, _) in zip(shares, measured, strict=True)
+        for number, result in zip(share, results, strict=True)
+    }
+    return combine_results(
+        [by_number[number] for number in range(len(prompts))],
+        temperature=decoding.choice.temperature,
+        seconds=sum(seconds for _, seconds in measured),
+    )
 
 
 def _measure_share(
-    candidates: list[Candidate],
-    prompts: list[NDArray[np.int64]],
+    candidate: Candidate,
+    prompts: list[Prompt],
+    decoding: Decoding,
+    numbers: list[int],
     target_dir: Path,
-    max_new_tokens: int,
-    stop_ids: frozenset[int],
     device: str,
-) -> list[list[PromptResult]]:
-    results = []
-    for candidate in candidates:
-        drafter = candidate.load().to(device)
-        target = FrozenTarget.load(target_dir, tap_layer_ids=drafter.config.tap_layer_ids, device=device)
-        results.append(
-            [measure_prompt(target, drafter, p, max_new_tokens=max_new_tokens, stop_ids=stop_ids) for p in prompts]
-        )
-    return results
+) -> tuple[list[PromptAcceptance], float]:
+    drafter = candidate.load().to(device)
+    target = FrozenTarget.load(target_dir, tap_layer_ids=drafter.config.tap_layer_ids, device=device)
+    return measure_prompts(target, drafter, prompts, decoding, numbers=numbers)

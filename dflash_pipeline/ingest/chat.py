@@ -102,18 +102,24 @@ class ChatRenderer:
     """Renders by a target's tokenizer folder, or by a Jinja file in place of the folder's template.
 
     The text carries every special token: tokenise it without adding any. A template that cannot be followed at all is
-    refused here; one conversation that cannot, in `render`.
+    refused here, as is one that knows nothing of `thinking` when that is given; one conversation that cannot, in
+    `render`.
     """
 
-    def __init__(self, folder: Path, template: Path | None = None) -> None:
+    def __init__(self, folder: Path, template: Path | None = None, *, thinking: bool | None = None) -> None:
         loaded = loaded_tokenizer(folder)
         self.tokenizer, self.encoder = loaded.tokenizer, loaded.encoder
         self._where = f"chat template {template or folder}"
         text = template_text(self.tokenizer, folder, template)
-        self._template = ChatTemplate(text=text, special_tokens=self.tokenizer.special_tokens_map)
+        tokens = self.tokenizer.special_tokens_map
+        self._template = ChatTemplate(text=text, special_tokens=tokens, thinking=thinking)
+        if thinking is not None:
+            self._check_thinking(thinking)
         self.renderer = self._probed(_configured_ends(self.tokenizer, folder))
         self.tokenizer_fingerprint = fingerprint(files=tokenizer_digests(folder))
-        self.template_fingerprint = fingerprint(template=text, form=self.renderer.form, rule=MASK_RULE)
+        # Named only where it is set: what was made before there was a mode keeps its name.
+        mode = {} if thinking is None else {"thinking": thinking}
+        self.template_fingerprint = fingerprint(template=text, form=self.renderer.form, rule=MASK_RULE, **mode)
 
     def render(self, conversation: Conversation) -> Rendered:
         """The whole conversation and its supervised characters, at a cost linear in its length."""
@@ -124,6 +130,16 @@ class ChatRenderer:
         where = f"{self._where}, prompt of {len(messages)} messages"
         template = self.renderer.template
         return template.render(template.as_dicts(messages), tools, where=where, prompt=True)
+
+    def _check_thinking(self, thinking: bool) -> None:
+        asked = self._template.as_dicts(_PROBE[:1])
+        modes = (self._template, replace(self._template, thinking=not thinking))
+        if len({mode.render(asked, None, where=self._where, prompt=True) for mode in modes}) == 1:
+            raise Refused(
+                "the chat template asks in the same words with thinking on and off",
+                where=self._where,
+                fix="leave target.thinking out, or give a template that reads `enable_thinking`",
+            )
 
     def _probed(self, configured: set[str]) -> Renderer:
         """Learn from the smallest conversation how the template opens and closes an answer."""

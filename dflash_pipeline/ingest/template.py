@@ -43,6 +43,8 @@ class ChatTemplate:
     """What a template reads as `bos_token`, `eos_token` …"""
     calls_as_text: bool = False
     """Whether the template knows no tool calls: they are then given to it as JSON in the turn's text."""
+    thinking: bool | None = None
+    """What it is told of thinking, under the names that templates have for it; None for nothing."""
 
     def render(self, messages: Sequence[dict[str, Any]], tools: str | None, *, where: str, prompt: bool = False) -> str:
         """The conversation as text; `prompt` adds the generation prompt. `NotRendered` when the template fails."""
@@ -52,6 +54,7 @@ class ChatTemplate:
                 tools=None if tools is None else json.loads(tools),
                 documents=None,
                 add_generation_prompt=prompt,
+                **({} if self.thinking is None else {"enable_thinking": self.thinking, "thinking": self.thinking}),
                 **self.special_tokens,
             )
         except _TEMPLATE_ERRORS as error:

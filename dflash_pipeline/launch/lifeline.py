@@ -67,6 +67,18 @@ def leave_when_let_go(path: Path, *, after_seconds: float) -> None:
     threading.Thread(target=_leave, args=(path, after_seconds), name="lifeline", daemon=True).start()
 
 
+def is_let_go(path: Path) -> bool:
+    """Whether the launching process of a rank that was given this path is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return True
+    try:
+        return not _is_held(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _leave(path: Path, after_seconds: float) -> None:
     _wait_until_let_go(path)
     time.sleep(after_seconds)

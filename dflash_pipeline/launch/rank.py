@@ -25,14 +25,18 @@ from dflash_pipeline.contracts.run import Attempt, RunRecord
 from dflash_pipeline.launch.leaving import run_and_leave
 from dflash_pipeline.launch.lifeline import watch_lifeline
 from dflash_pipeline.launch.rank_trackers import PipesLog, RunBook, Trackers
+from dflash_pipeline.launch.run_facts import more_settings, run_facts
 from dflash_pipeline.launch.torchrun import STOPPED, rank_error_path
 from dflash_pipeline.store.plans import load_plan
 from dflash_pipeline.store.records import load_record
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
+from dflash_pipeline.training.alarm_tracker import watched
 from dflash_pipeline.training.distributed import process_group
 from dflash_pipeline.training.event_log import EventLog
 from dflash_pipeline.training.loop import Outcome, Trainer
+from dflash_pipeline.training.run_page import page_name, page_tags
 from dflash_pipeline.training.settings import LaunchConfig
+from dflash_pipeline.training.step_table import StepTable
 from dflash_pipeline.training.step_watch import StepWatch, write_and_exit
 from dflash_pipeline.training.tracker import NullTracker, Params, Tracker
 
@@ -106,7 +110,12 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
             status="running",
             last_step=trainer.start,
         )
-        tracker = trainer.reporter.tracker = _trackers(config, record, attempt, stack)
+        tracker = trainer.reporter.tracker = watched(
+            _trackers(config, record, attempt, stack),
+            Path(config.run_dir),
+            drafter=trainer.drafter,
+            first_step=trainer.start,
+        )
         tracker.start(_params(config, trainer, attempt))
         try:
             outcome = trainer.train()
@@ -114,7 +123,7 @@ def _run(config: LaunchConfig, rank: int, stop: StopRequest) -> int:
             tracker.end("failed")
             raise
         watch.stop()
-        tracker.end("finished" if outcome.finished else "killed" if outcome.asked_to_stop else "limited")
+        tracker.end(outcome.status)
         return _exit_code(outcome)
 
 
@@ -131,16 +140,20 @@ def _record(config: LaunchConfig) -> RunRecord:
 
 
 def _trackers(config: LaunchConfig, record: RunRecord, attempt: Attempt, stack: ExitStack) -> Trackers:
+    log, table = EventLog(Path(config.run_dir) / "events.jsonl"), StepTable(Path(config.run_dir))
     mlflow = MlflowTracker(
         config.tracking_uri,
         config.experiment,
+        run_dir=Path(config.run_dir),
         artifact_location=config.artifact_location,
         run_id=record.mlflow_run_id,
-        run_name=f"{config.experiment}-{Path(config.run_dir).name}",
+        run_name=page_name(config),
         end_wait_seconds=END_WAIT_SECONDS,
-        tags={"dflash.run": config.run, "dflash.run_dir": config.run_dir},
+        files=(table.path,),
+        tags=page_tags(config),
     )
-    trackers: list[Tracker] = [EventLog(Path(config.run_dir) / "events.jsonl"), mlflow]
+    # The log comes first: the table and MLflow are filled from it.
+    trackers: list[Tracker] = [log, table, mlflow]
     if "DAGSTER_PIPES_CONTEXT" in os.environ:
         trackers.append(PipesLog(stack.enter_context(open_dagster_pipes())))
     # The book comes last: it says "finished" only when everything else is written.
@@ -161,6 +174,7 @@ def _params(config: LaunchConfig, trainer: Trainer, attempt: Attempt) -> Params:
         "slots_per_step": spec.slots_per_step,
         "num_epochs": trainer.plan.num_epochs,
         "total_steps": trainer.plan.total_steps,
+        "points_a_metric": config.points_a_metric,
         "block_size": config.drafter.block_size,
         "num_layers": config.drafter.num_layers,
         "tap_layer_ids": ",".join(str(i) for i in config.drafter.tap_layer_ids),
@@ -174,6 +188,8 @@ def _params(config: LaunchConfig, trainer: Trainer, attempt: Attempt) -> Params:
         "kl": settings.objective.kl,
         "num_ranks": attempt.num_ranks,
         "first_step": attempt.first_step,
+        **more_settings(config),
+        **run_facts(config),
     }
 
 

@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from dagster_pipes import PipesContext
 
-from dflash_pipeline.contracts.events import AcceptanceRecord, AlarmRecord, EpochRecord, Record, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import (
+    AcceptanceRecord,
+    AlarmRecord,
+    AttemptRecord,
+    EpochRecord,
+    Record,
+    SpikeRecord,
+    StepRecord,
+    VerdictRecord,
+)
 from dflash_pipeline.contracts.run import Attempt, AttemptStatus, RunRecord
 from dflash_pipeline.faults import fault_point
 from dflash_pipeline.store.records import save_record
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
+from dflash_pipeline.training.progress_text import progress_text
 from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.tracker import EndStatus, Params, Tracker
 
+SAY_SECONDS, SAY_SHARE = 300.0, 0.05
+"""Of training, and of the run's cost: how often Dagster's log says how far the run is, whichever comes first."""
+
 
 class Trackers:
-    """Tells several trackers in turn: the event log on disk first, MLflow after it."""
+    """Tells several trackers in turn: the event log on disk first, MLflow after it. Tells at the end what that took."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = tuple(trackers)
+        self._last: StepRecord | None = None
+        self._num_steps = 0
+        self._seconds = self._tracker_seconds = self._longest = 0.0
 
     def start(self, params: Params) -> None:
         for tracker in self.trackers:
             tracker.start(params)
 
     def tell(self, record: Record) -> None:
-        for tracker in self.trackers:
-            tracker.tell(record)
+        with self._timed():
+            for tracker in self.trackers:
+                tracker.tell(record)
+        if isinstance(record, StepRecord):
+            self._last = record
+            self._num_steps += 1
+            self._seconds += record.seconds
 
     def sync(self) -> None:
-        for tracker in self.trackers:
-            tracker.sync()
+        with self._timed():
+            for tracker in self.trackers:
+                tracker.sync()
 
     def end(self, status: EndStatus) -> None:
+        if self._last is not None:
+            self.tell(self._cost(self._last))
         for tracker in self.trackers:
             tracker.end(status)
 
+    def _cost(self, last: StepRecord) -> AttemptRecord:
+        return AttemptRecord(
+            global_step=last.global_step,
+            attempt=last.attempt,
+            num_steps=self._num_steps,
+            seconds=self._seconds,
+            tracker_seconds=self._tracker_seconds,
+            longest_tracker_seconds=self._longest,
+        )
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - began
+        self._tracker_seconds += seconds
+        self._longest = max(self._longest, seconds)
+
 
 class PipesLog:
-    """Tells Dagster: one log line an epoch, spike, alarm or measured acceptance."""
+    """Tells Dagster: one log line an epoch, spike, alarm or measured acceptance, and now and then how far it is."""
 
     def __init__(self, pipes: PipesContext) -> None:
         self.pipes = pipes
+        self._num_epochs = 0
+        self._said_share = 0.0
+        self._seconds_since = 0.0
 
     def start(self, params: Params) -> None:
+        self._num_epochs = int(params["num_epochs"])
         self.pipes.log.info(
             f"training run {params['run']}: {params['total_steps']} steps on {params['num_ranks']} ranks"
         )
@@ -66,14 +114,27 @@ class PipesLog:
                     f"{record.loss:.3f} where {record.expected_loss:.3f} was expected"
                 )
             case AlarmRecord():
-                log.warning(f"alarm, {record.kind}, at step {record.global_step}: {record.message}")
+                log.warning(f"alarm, {record.cause}, at step {record.global_step}: {record.message}")
+            case VerdictRecord():
+                log.info(f"epoch {record.epoch}: {record.sentence}")
             case AcceptanceRecord():
                 log.info(
                     f"acceptance length {record.mean:.2f} ({record.low:.2f} to {record.high:.2f}) after step "
                     f"{record.global_step}, on {record.num_prompts} prompts"
                 )
+            case AttemptRecord():
+                log.info(
+                    f"telling took {record.tracker_seconds:.2f} s of {record.seconds:.1f} s, "
+                    f"{record.longest_tracker_seconds:.3f} s at the most"
+                )
             case StepRecord():
-                pass
+                self._say_how_far(record)
+
+    def _say_how_far(self, record: StepRecord) -> None:
+        self._seconds_since += record.seconds
+        if self._seconds_since >= SAY_SECONDS or record.run_cost_fraction >= self._said_share + SAY_SHARE:
+            self._seconds_since, self._said_share = 0.0, record.run_cost_fraction
+            self.pipes.log.info(progress_text(record, num_epochs=self._num_epochs))
 
     def sync(self) -> None:
         pass
@@ -82,6 +143,7 @@ class PipesLog:
         told: dict[EndStatus, str] = {
             "finished": "finished",
             "limited": "stopped at training.max_steps",
+            "early": "stopped early, by its acceptance length",
             "failed": "failed",
             "killed": "stopped on request",
         }
@@ -118,6 +180,7 @@ class RunBook:
         ended: dict[EndStatus, AttemptStatus] = {
             "finished": "finished",
             "limited": "stopped",
+            "early": "stopped",
             "failed": "failed",
             "killed": "stopped",
         }

@@ -22,11 +22,20 @@ ANSWER_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerSettings:
-    """How the target answers: greedily, at most so many tokens."""
+    """How the target answers, at most so many tokens: greedily at temperature 0, and here or by a server."""
 
     max_new_tokens: int
     batch_size: int
     """Prompts decoded together: a matter of memory, no part of an answer's identity."""
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+    """Of what is drawn, with the prompts that are decoded together."""
+    served: str | None = None
+    """The interface and the model's name on a server; None for this process. Numerics differ between the two."""
+    served_thinking: bool | None = None
+    """What a server that renders was told of thinking; None for nothing."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.batch_size < 1:
@@ -35,10 +44,24 @@ class AnswerSettings:
                 where="responses",
                 fix="each must be at least 1",
             )
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or (self.top_k is not None and self.top_k < 1):
+            raise ContractBroken(
+                f"temperature {self.temperature}, top_p {self.top_p}, top_k {self.top_k}",
+                where="responses",
+                fix="temperature is at least 0, top_p above 0 and at most 1, top_k at least 1 or left out",
+            )
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(max_new_tokens=self.max_new_tokens, version=ANSWER_VERSION)
+        # Named only where they do something: greedy answers of this process keep the name they always had.
+        drawn = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k, "seed": self.seed}
+        served = {"served": self.served, "served_thinking": self.served_thinking}
+        return fingerprint(
+            max_new_tokens=self.max_new_tokens,
+            version=ANSWER_VERSION,
+            **(drawn if self.temperature > 0 else {}),
+            **(served if self.served is not None else {}),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +82,7 @@ def answer_prompts(
     rows = [_prompt_ids(tokenizer, prompt) for prompt in prompts]
     answers: list[Answer] = []
     for first in range(0, len(rows), settings.batch_size):
-        written = _generate(model, rows[first : first + settings.batch_size], settings.max_new_tokens, ends)
+        written = _generate(model, rows[first : first + settings.batch_size], settings, ends)
         answers += [_answer(tokenizer, ids, ends) for ids in written]
     return answers
 
@@ -86,7 +109,7 @@ def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str) -> list[int]:
 
 @torch.inference_mode()
 def _generate(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int]
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], settings: AnswerSettings, ends: Sequence[int]
 ) -> list[list[int]]:
     # Padded on the left, so that every row goes on from its last column. What the padding is does not matter under the
     # mask, as long as it is a token of the model's.
@@ -96,24 +119,28 @@ def _generate(
     for row, ids in enumerate(prompts):
         input_ids[row, longest - len(ids) :] = torch.tensor(ids)
         attention_mask[row, longest - len(ids) :] = 1
-    written = model.generate(  # type: ignore[operator]  # transformers gives it through a mixin
-        input_ids=input_ids.to(model.device),
-        attention_mask=attention_mask.to(model.device),
-        generation_config=_greedy(max_new_tokens, ends),
-    )
+    # By the seed and these prompts alone: what was drawn before, in this process or in a killed one, changes nothing.
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(int(fingerprint(seed=settings.seed, prompts=[list(ids) for ids in prompts]), 16) >> 1)
+        written = model.generate(  # type: ignore[operator]  # transformers gives it through a mixin
+            input_ids=input_ids.to(model.device),
+            attention_mask=attention_mask.to(model.device),
+            generation_config=_generation(settings, ends),
+        )
     return [row[longest:] for row in written.tolist()]
 
 
-def _greedy(max_new_tokens: int, ends: Sequence[int]) -> GenerationConfig:
+def _generation(settings: AnswerSettings, ends: Sequence[int]) -> GenerationConfig:
     # Said in full: what is left open, the target's own generation_config.json fills in, and a repetition penalty would
     # make its answers other than the text that verification accepts.
+    drawn = settings.temperature > 0
     return GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
+        max_new_tokens=settings.max_new_tokens,
+        do_sample=drawn,
         num_beams=1,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=50,
+        temperature=settings.temperature if drawn else 1.0,
+        top_p=settings.top_p,
+        top_k=50 if not drawn else settings.top_k or 0,
         repetition_penalty=1.0,
         no_repeat_ngram_size=0,
         eos_token_id=list(ends),

@@ -204,7 +204,7 @@ def drafter_config(
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocab_size=text.vocab_size,
         rms_norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        rope_theta=_target_rope_theta(text),
+        rope_theta=target_rope_theta(text),
         max_position_embeddings=text.max_position_embeddings,
         block_size=block_size,
         tap_layer_ids=taps,
@@ -215,7 +215,8 @@ def drafter_config(
     )
 
 
-def _target_rope_theta(text: PreTrainedConfig) -> float:
+def target_rope_theta(text: PreTrainedConfig) -> float:
+    """The rotary base of a target's full-attention layers, which its drafter takes over."""
     rope = getattr(text, "rope_parameters", None) or {}
     rope = rope.get(FULL, rope)  # some targets hold one set for each layer type
     theta = rope.get("rope_theta") or getattr(text, "rope_theta", None)

@@ -54,7 +54,8 @@ class LossParts:
     weight: Tensor
     """Sum of weights, float64: what `loss_sum` is divided by, once it is summed over the step."""
     num_correct_prefix: Tensor
-    """Over blocks with a weight: 1 + leading slots whose best token is the label."""
+    """Over blocks with a weight: 1 + leading slots whose best token is the label. Slots without a weight are passed
+    over: they count for nothing and end nothing."""
     num_blocks: int
 
 
@@ -82,8 +83,21 @@ def micro_batch_loss(
     `drafter` is a `Drafter`, bare or in DistributedDataParallel; `weights_AK` are those of `planned_weights`, on the
     host.
     """
+    outputs = target_outputs(target, batch, needs_last=objective.kl > 0)
+    return drafter_loss(drafter, target, batch, outputs, weights_AK, objective)
+
+
+def drafter_loss(
+    drafter: nn.Module,
+    target: FrozenTarget,
+    batch: TrainingBatch,
+    outputs: tuple[Tensor, Tensor | None],
+    weights_AK: Tensor,
+    objective: Objective,
+) -> LossParts:
+    """`micro_batch_loss` of what `target_outputs` gave."""
     config, device = _config_of(drafter), batch.input_ids.device
-    features, last_RSH = target_outputs(target, batch, needs_last=objective.kl > 0)
+    features, last_RSH = outputs
     hidden_AKH = drafter(features, block_embeddings(target, batch, config), batch.blocks)
 
     # Counted on the host, which knows the weights: a device would have to be waited for.
@@ -98,16 +112,23 @@ def micro_batch_loss(
         weights_N = sent(weights_AK.flatten()[chosen], device)
     else:
         weights_N = _dpace_weights(sent(weights_AK, device), chosen_N, slots.cross_entropy, objective)
-    correct = torch.zeros(weights_AK.numel(), dtype=torch.bool, device=device)
-    correct[chosen_N] = slots.correct
-    leading = correct.view(weights_AK.shape)[..., 1:].long().cumprod(-1).sum()
-    num_blocks = int((weights_AK[..., 1] > 0).sum())
+    leading = leading_correct(slots.correct, chosen_N, weights_AK.shape)
+    num_blocks = int((weights_AK[..., 1:] > 0).any(-1).sum())
     return LossParts(
         loss_sum=(slots.losses * weights_N).sum() + hidden_AKH.sum() * 0.0,
         weight=weights_N.sum(dtype=torch.float64),
         num_correct_prefix=num_blocks + leading,
         num_blocks=num_blocks,
     )
+
+
+def leading_correct(correct_N: Tensor, chosen_N: Tensor, shape: torch.Size) -> Tensor:
+    """Slots of blocks [A, K] that are right with all slots with a weight before them; `chosen_N` have one."""
+    right = torch.zeros(shape.numel(), dtype=torch.long, device=correct_N.device)
+    right[chosen_N] = correct_N.long()
+    standing = torch.ones_like(right)
+    standing[chosen_N] = correct_N.long()
+    return (right.view(shape)[..., 1:] * standing.view(shape)[..., 1:].cumprod(-1)).sum()
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:

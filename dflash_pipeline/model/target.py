@@ -18,6 +18,8 @@ from transformers import DynamicCache
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.model.loading import Dtype, load_causal_lm
+from dflash_pipeline.model.rows import Place
+from dflash_pipeline.model.target_rows import TargetRows, decodes_rows, mask_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -119,6 +121,27 @@ class FrozenTarget:
         )
         features_1SF = self._take_tapped() if self.tap_layer_ids else output.logits.new_zeros(1, ids_S.shape[0], 0)
         return output.logits[0, -num_logits:], features_1SF[0]
+
+    @property
+    def decodes_rows(self) -> bool:
+        """Whether `decode_rows` is for this target."""
+        return decodes_rows(self._model)
+
+    @torch.no_grad()
+    def decode_rows(self, ids_RS: Tensor, cache: TargetRows, place: Place, *, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Run new tokens of rows after those in the cache: logits [R, L, V] of the new ones at `keep` [L], features
+        [R, S, F] of all."""
+        cache.at = place
+        output = self._model(
+            input_ids=ids_RS,
+            attention_mask=mask_of(self.config, place, self.dtype),
+            position_ids=place.columns,
+            use_cache=True,
+            logits_to_keep=keep,
+            **{self._cache_name: cache},
+        )
+        features_RSF = self._take_tapped() if self.tap_layer_ids else output.logits.new_zeros(*ids_RS.shape, 0)
+        return output.logits, features_RSF
 
     def _take_tapped(self) -> Tensor:
         tapped = [self._tapped[tap] for tap in self.tap_layer_ids]

@@ -67,7 +67,7 @@ def from_zlab_json(raw: Mapping[str, Any]) -> DrafterConfig:
         rms_norm_eps=_needed(raw, "rms_norm_eps"),
         rope_theta=_drafter_rope_theta(raw),
         max_position_embeddings=_needed(raw, "max_position_embeddings"),
-        block_size=dflash.get("block_size") or _needed(raw, "block_size"),
+        block_size=_block_size(raw, dflash),
         tap_layer_ids=tuple(_needed(dflash, "target_layer_ids", inside="dflash_config.")),
         mask_token_id=_needed(dflash, "mask_token_id", inside="dflash_config."),
         num_target_layers=_needed(raw, "num_target_layers"),
@@ -129,6 +129,18 @@ def _refuse_what_differs(raw: Mapping[str, Any]) -> None:
             raise Refused(
                 f"{name} is {value!r}", where=_WHERE, fix=f"only {supported!r} is computed here; use another loader"
             )
+
+
+def _block_size(raw: Mapping[str, Any], dflash: Mapping[str, Any]) -> int:
+    """At the top or inside. Loaders do not agree which of two wins, so two that differ are refused."""
+    nested, top = dflash.get("block_size"), raw.get("block_size")
+    if nested is not None and top is not None and nested != top:
+        raise Refused(
+            f"block_size {top} and dflash_config.block_size {nested} differ",
+            where=_WHERE,
+            fix="export the drafter again",
+        )
+    return int(_needed(raw, "block_size") if nested is None else _needed(dflash, "block_size", inside="dflash_config."))
 
 
 def _drafter_rope_theta(raw: Mapping[str, Any]) -> float:

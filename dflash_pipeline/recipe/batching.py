@@ -38,5 +38,7 @@ class Batching(Section):
     anchor_cost: float = Field(0.0, ge=0, description="Cost of one supervised token, in tokens; 0 to leave it out.")
     tail: Literal["fill", "drop"] = "fill"
     overlong: Literal["drop", "refuse"] = Field("refuse", description="A sample above the token budget.")
-    epochs: int = Field(6, ge=1, le=MAX_EPOCHS)
+    epochs: int = Field(
+        6, ge=1, le=MAX_EPOCHS, description="Passes over the training samples, each in an order of its own."
+    )
     seed: int = Field(0, ge=0, lt=2**63)

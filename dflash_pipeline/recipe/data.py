@@ -1,11 +1,11 @@
-"""What a recipe says of conversations, the target and its answers."""
+"""What a recipe says of conversations and the target."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dflash_pipeline.recipe.section import Section
 
@@ -57,7 +57,15 @@ class Data(Section):
     supervise_generation_prefix: bool = Field(
         False, description="Whether what the prompt or template opens after the role header (`<think>`) carries it."
     )
+    thinking: Literal["one", "mixed"] = Field(
+        "one", description="Whether answers with thoughts and answers without may stand in one snapshot."
+    )
     processes: int | None = Field(None, ge=1, description="Processes that tokenise; null for one a core.")
+
+
+def _spelled(value: object) -> object:
+    # To YAML, on and off are true and false.
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
 class Target(Section):
@@ -65,11 +73,12 @@ class Target(Section):
 
     path: Path = Field(description="A folder in Hugging Face format: config, weights, tokenizer, chat template.")
     chat_template: Path | None = Field(None, description="A Jinja file to use instead of the target's own template.")
+    thinking: Annotated[Literal["on", "off", "template"], BeforeValidator(_spelled)] = Field(
+        "template",
+        description="What the template is told as `enable_thinking`, in answering, tokenisation and evaluation alike; "
+        "`template`: nothing.",
+    )
 
-
-class Responses(Section):
-    """Answers by the target itself, in place of those of the files: what the drafter must learn to predict."""
-
-    enabled: bool = True
-    max_new_tokens: int = Field(2048, ge=1, description="Longest answer; a longer one is kept without an end marker.")
-    batch_size: int = Field(64, ge=1, description="Prompts decoded together; results are saved after each batch.")
+    @property
+    def enable_thinking(self) -> bool | None:
+        return None if self.thinking == "template" else self.thinking == "on"

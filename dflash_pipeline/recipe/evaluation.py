@@ -18,3 +18,9 @@ class Evaluation(Section):
     num_prompts: int = Field(64, ge=1)
     max_new_tokens: int = Field(64, ge=1)
     num_processes: int = Field(1, ge=1, description="Prompts are shared out among this many processes.")
+    batch_size: int = Field(16, ge=1, description="Prompts that a process decodes together.")
+    temperature: float = Field(0.0, ge=0, description="0: greedy, and compared with the target's own text.")
+    seed: int = Field(0, ge=0, description="Of what is drawn at a temperature.")
+    cost_ratio: float | None = Field(
+        None, gt=0, description="Time of a draft over time of a target pass for one token; null: no speed-up is told."
+    )

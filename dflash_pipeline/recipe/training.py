@@ -52,7 +52,7 @@ class Training(Section):
     compile: bool = Field(
         False, description="torch.compile for the drafter's layers: slow to start, faster steps; needs a C++ compiler."
     )
-    learning_rate: float = Field(6e-4, gt=0, le=10)
+    learning_rate: float = Field(6e-4, gt=0, le=10, description="At the end of the warm-up, the highest of the run.")
     betas: tuple[Share, Share] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     warmup_fraction: float = Field(0.04, ge=0, lt=1)

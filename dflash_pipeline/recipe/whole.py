@@ -7,10 +7,14 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from dflash_pipeline.recipe.batching import Batching
-from dflash_pipeline.recipe.data import Data, Responses, Target
+from dflash_pipeline.recipe.data import Data, Target
+from dflash_pipeline.recipe.early import Early
 from dflash_pipeline.recipe.evaluation import Evaluation
+from dflash_pipeline.recipe.promotion import Export, Promotion
+from dflash_pipeline.recipe.responses import Responses
 from dflash_pipeline.recipe.schedule import Schedule
 from dflash_pipeline.recipe.section import Section
+from dflash_pipeline.recipe.tracking import Tracking
 from dflash_pipeline.recipe.training import Drafter, Training
 
 
@@ -25,8 +29,12 @@ class Recipe(Section):
     batching: Batching = Batching()
     drafter: Drafter = Drafter()
     training: Training = Training()
+    early: Early = Early()
     evaluation: Evaluation = Evaluation()
+    export: Export = Export()
+    promotion: Promotion = Promotion()
     schedule: Schedule = Schedule()
+    tracking: Tracking = Tracking()
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

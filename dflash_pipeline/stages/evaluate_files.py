@@ -6,6 +6,8 @@ from pathlib import Path
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.evaluation.acceptance import AcceptanceReport
+from dflash_pipeline.evaluation.choice import Choice
+from dflash_pipeline.evaluation.decode_rows import Decoding
 from dflash_pipeline.evaluation.export import read_config
 from dflash_pipeline.evaluation.prompts import read_prompts
 from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
@@ -16,7 +18,15 @@ from dflash_pipeline.store.files import HASH_LIST, folder_faults
 
 
 def evaluate_files(
-    draft: Path, target: Path, prompts: Path, *, num_prompts: int, max_new_tokens: int, num_processes: int
+    draft: Path,
+    target: Path,
+    prompts: Path,
+    *,
+    num_prompts: int,
+    max_new_tokens: int,
+    num_processes: int,
+    batch_size: int,
+    choice: Choice,
 ) -> AcceptanceReport:
     if (draft / HASH_LIST).exists() and (faults := folder_faults(draft)):
         raise Refused(
@@ -26,13 +36,9 @@ def evaluate_files(
     check_target_folder(target)
     renderer = ChatRenderer(target)
     ids = read_prompts(prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=num_prompts)
-    [report] = measure_in_processes(
-        [Candidate(export_dir=draft)],
-        ids,
-        target_dir=target,
-        max_new_tokens=max_new_tokens,
-        stop_ids=stop_token_ids(target),
-        num_processes=num_processes,
-        device="cpu",
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens, stop_ids=stop_token_ids(target), batch_size=batch_size, choice=choice
     )
-    return report
+    return measure_in_processes(
+        Candidate(export_dir=draft), ids, decoding, target_dir=target, num_processes=num_processes, device="cpu"
+    )

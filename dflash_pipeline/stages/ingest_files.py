@@ -46,6 +46,8 @@ class IngestRequest:
                 max_length=self.max_length,
                 overlong=self.overlong,
                 supervise=self.supervise,
+                # Nothing is trained here: whoever trains on these rows says it in a recipe.
+                thinking="mixed",
             ),
             target=Target(path=self.tokenizer, chat_template=self.chat_template),
             responses=Responses(enabled=False),

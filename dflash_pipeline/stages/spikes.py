@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.contracts.events import SpikeRecord
-from dflash_pipeline.contracts.plan import RunPlan
-from dflash_pipeline.contracts.run import RunRecord
+from dflash_pipeline.contracts.events import AlarmRecord, SpikeRecord
 from dflash_pipeline.stages.loss_series import LossStep, read_losses
+from dflash_pipeline.stages.run_files import RunFiles, read_run
 from dflash_pipeline.store.layout import Storage, open_storage
-from dflash_pipeline.store.records import load_record
-from dflash_pipeline.training.event_log import last_attempt_spikes
 from dflash_pipeline.training.spike_events import events_of, flagged_steps
 from dflash_pipeline.training.spikes import judge, no_history
+from dflash_pipeline.training.verdict import verdict
+
+VERDICT_STEPS = 500
+"""The last steps of a run, by which it is said what limits its throughput."""
 
 
 def spikes_in_file(path: Path) -> dict[str, Any]:
@@ -24,16 +24,28 @@ def spikes_in_file(path: Path) -> dict[str, Any]:
     return spike_facts(told_of(steps), num_samples=_num_samples(steps))
 
 
-def spikes_of_run(run: str, storage_dir: Path) -> dict[str, Any]:
-    """What the last attempt of each step told. A run that is going on is read as far as it is."""
+def spikes_of_run(run: str, storage_dir: Path, *, full: bool = False, sample_losses: bool = False) -> dict[str, Any]:
+    """What the last attempt of each step told. A run that is going on is read as far as it is.
+
+    With `full` also the samples of its events; `sample_losses` computes the loss of each.
+    """
     storage = open_storage(storage_dir)
-    run_dir = storage.runs / run
-    if "/" in run or not (run_dir / "events.jsonl").exists():
-        raise Refused(
-            "there is no such run", where=str(run_dir), fix="name a folder of runs/, for example as `ls` shows it"
-        )
-    told = last_attempt_spikes(run_dir / "events.jsonl")
-    return {"run": run, **spike_facts(told, num_samples=_num_planned(storage, run_dir))}
+    files = read_run(storage, run)
+    judged = verdict(files.steps[-VERDICT_STEPS:])
+    return {
+        "run": run,
+        "flagged": flagged_steps(files.events),
+        "events": [asdict(event) for event in files.events],
+        "alarms": [asdict(record) for record in files.records if isinstance(record, AlarmRecord)],
+        "verdict": None if judged is None else {**asdict(judged), "shares": dict(judged.shares)},
+    } | ({"forensics": _forensics(storage, files, sample_losses)} if full else {})
+
+
+def _forensics(storage: Storage, files: RunFiles, sample_losses: bool) -> list[dict[str, Any]]:
+    # Imported here: a series in a file needs none of it.
+    from dflash_pipeline.stages.forensics import look_into
+
+    return [asdict(found) for found in look_into(storage, files, with_losses=sample_losses)]
 
 
 def told_of(steps: Sequence[LossStep]) -> list[SpikeRecord]:
@@ -69,13 +81,3 @@ def _num_samples(steps: Sequence[LossStep]) -> int | None:
     if not all(step.sample_ids for step in steps):
         return None
     return len({sample for step in steps for sample in step.sample_ids})
-
-
-def _num_planned(storage: Storage, run_dir: Path) -> int | None:
-    """Samples in an epoch of the run's plan; None when run or plan are not there any more."""
-    record = run_dir / "run.json"
-    if not record.exists():
-        return None
-    plan = load_record(record, RunRecord).plan
-    sealed = next(storage.plans.glob(f"*/plan-{plan}.json"), None)
-    return None if sealed is None else load_record(sealed, RunPlan).epochs[0].num_samples

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dflash_pipeline.contracts.corpus import Thinking
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.sample import UNSEEN, DroppedSample, Sample
 from dflash_pipeline.ingest.tokenise import Outcome
@@ -25,6 +26,8 @@ class TokenisedRow:
     """How often its sample stands there, if it has one."""
     known: bool
     """Before it was tokenised: it is not looked at, or an earlier snapshot has it."""
+    thinks: bool | None = None
+    """Whether its answers hold a thought; None where there are no answers."""
 
 
 class TokenCounts:
@@ -68,11 +71,20 @@ class TokenCounts:
             counts["cut"] += copies * (outcome.num_cut > 0)
             counts["tokens"] += copies * outcome.num_tokens
             counts["supervised"] += copies * outcome.num_supervised
+            counts["thinking"] += copies * (row.thinks is True)
+            counts["not thinking"] += copies * (row.thinks is False)
 
     @property
     def dropped(self) -> tuple[tuple[str, int], ...]:
         """Reasons, and how many conversations each, in the order in which they were met."""
         return tuple((key.removeprefix("dropped "), n) for key, n in self._counts.items() if key.startswith("dropped "))
+
+    @property
+    def thinking(self) -> Thinking:
+        """The mode of all samples that have one."""
+        if self["thinking"] and self["not thinking"]:
+            return "mixed"
+        return "thinking" if self["thinking"] else "non-thinking" if self["not thinking"] else "unknown"
 
     @property
     def reasons(self) -> str:

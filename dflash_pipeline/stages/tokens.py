@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dflash_pipeline.contracts.conversation import Conversation, Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.results import AnswerSet
 from dflash_pipeline.faults import fault_point
@@ -26,6 +27,7 @@ from dflash_pipeline.ingest.chat import ChatRenderer
 from dflash_pipeline.ingest.collector import only_new_collected
 from dflash_pipeline.ingest.content import content_digest
 from dflash_pipeline.ingest.processes import default_processes, in_chunks, tokenise_chunks
+from dflash_pipeline.ingest.thinking import ThoughtFinder
 from dflash_pipeline.ingest.tokenise import Outcome, TokenRule, tokeniser
 from dflash_pipeline.model.target_files import TOKENIZER_FILES
 from dflash_pipeline.recipe import Data, Recipe
@@ -34,6 +36,7 @@ from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.progress import Tell, followed
 from dflash_pipeline.stages.responses import SOURCE_ANSWERS, conversations_with_answers
 from dflash_pipeline.stages.source_weights import file_weights
+from dflash_pipeline.stages.target_renderer import target_renderer
 from dflash_pipeline.stages.token_counts import TokenCounts, TokenisedRow
 from dflash_pipeline.store.exclusions import read_exclusions
 from dflash_pipeline.store.files import folder_faults, new_folder, set_aside
@@ -92,7 +95,7 @@ def make_snapshot(
     inputs = _Inputs(
         ingestion=ingestion,
         answers=answers,
-        renderer=ChatRenderer(recipe.target.path, recipe.target.chat_template),
+        renderer=target_renderer(recipe.target),
         rule=token_rule(recipe.data),
         excluded=read_exclusions(storage.exclusions),
         weights=file_weights(recipe.data, ingestion),
@@ -103,6 +106,8 @@ def make_snapshot(
     if not reused:
         _write(recipe, storage, inputs, tell)
     snapshot = load_record(folder / "snapshot.json", CorpusSnapshot)
+    # It stays where it is refused: under another setting the same samples are taken.
+    _check_thinking(snapshot, recipe)
     _register(storage, snapshot)
     return Made(record=snapshot, reused=reused)
 
@@ -135,6 +140,19 @@ def rule_fingerprint(renderer: ChatRenderer, rule: TokenRule) -> str:
         tokenizer=renderer.tokenizer_fingerprint,
         template=renderer.template_fingerprint,
         rule=rule,
+    )
+
+
+def _check_thinking(snapshot: CorpusSnapshot, recipe: Recipe) -> None:
+    wanted = {True: ["thinking"], False: ["non-thinking"], None: ["thinking", "non-thinking"]}
+    if recipe.data.thinking == "mixed" or snapshot.thinking in ("unknown", *wanted[recipe.target.enable_thinking]):
+        return
+    thinking = snapshot.num_thinking_samples
+    raise Refused(
+        f"the answers of {thinking:,} samples hold thoughts, those of {snapshot.num_samples - thinking:,} none, and "
+        f"target.thinking is {recipe.target.thinking}: more than one mode",
+        where=f"snapshot {snapshot.fingerprint}",
+        fix="keep sources and target.thinking to the mode that the drafter will serve, or set data.thinking to mixed",
     )
 
 
@@ -174,6 +192,8 @@ def _write(recipe: Recipe, storage: Storage, inputs: _Inputs, tell: Tell) -> Non
                 shards=tuple(shard.name for shard in shards),
                 rule=inputs.rule_fingerprint,
                 num_cut_samples=counts["cut"],
+                thinking=counts.thinking,
+                num_thinking_samples=counts["thinking"],
             ),
         )
     tell(f"tokens: {counts['from earlier']:,} of {counts['rows']:,} conversations were known from earlier snapshots")
@@ -189,6 +209,7 @@ def _rows(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Generator[Tokeni
         excluded=inputs.excluded,
         weight_of=dict(zip(files, inputs.weights, strict=True)),
     )
+    thoughts = ThoughtFinder(inputs.renderer)
     waiting: deque[list[tuple[Conversation, bytes, Outcome | None]]] = deque()
 
     def unknown() -> Iterator[list[Conversation]]:
@@ -207,6 +228,7 @@ def _rows(recipe: Recipe, storage: Storage, inputs: _Inputs) -> Generator[Tokeni
                 outcome=outcome or next(rest),
                 copies=foreknown.copies(conversation),
                 known=outcome is not None,
+                thinks=thoughts.thinks(conversation),
             )
 
 

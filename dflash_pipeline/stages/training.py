@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
+from dflash_pipeline.contracts.events import StepRecord
+from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import TrainedDrafter
 from dflash_pipeline.contracts.run import RunRecord
+from dflash_pipeline.launch.early_side import measured_beside
 from dflash_pipeline.launch.torchrun import run_ranks
 from dflash_pipeline.model.anchors import default_anchor_share
 from dflash_pipeline.model.config import Execution
@@ -21,16 +25,20 @@ from dflash_pipeline.model.target import check_plain_head
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.drafter_shape import recipe_drafter
+from dflash_pipeline.stages.early import early_settings, early_work, stopped_early
 from dflash_pipeline.stages.features import make_features
+from dflash_pipeline.stages.forensics_files import keep_forensics
 from dflash_pipeline.stages.progress import Tell
 from dflash_pipeline.stages.terminal import show_bars
+from dflash_pipeline.stages.time_spent import time_spent
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import load_plan, plan_folder
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.store.warehouse import Warehouse
-from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
+from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, server_artifacts, server_uri
 from dflash_pipeline.training.checkpoint import checkpoint_name, newest_whole_checkpoint
 from dflash_pipeline.training.distributed import check_world_size
+from dflash_pipeline.training.event_json import as_record
 from dflash_pipeline.training.event_log import last_attempt_spikes, read_events
 from dflash_pipeline.training.settings import LaunchConfig, Saving, Sharding, TrainingSettings, run_fingerprint
 from dflash_pipeline.training.tracker import EndStatus
@@ -51,10 +59,13 @@ class Launch:
 def finished_drafter(
     recipe: Recipe, storage: Storage, snapshot: CorpusSnapshot, plan: RunPlan, *, fresh: bool
 ) -> TrainedDrafter | None:
-    """The run of this plan, target and settings if it is finished and its last checkpoint whole; never with `fresh`."""
+    """The run of this plan, target and settings if no step of it is left to do; never with `fresh`.
+
+    It is finished and its last checkpoint whole; or it was stopped early, and would be by today's recipe too.
+    """
     config = launch_config(recipe, storage, snapshot, plan, fresh=fresh)
     run_dir = Path(config.run_dir)
-    return _result(config, run_dir) if _is_finished(run_dir) else None
+    return run_result(config, run_dir) if _is_finished(run_dir) or _is_stopped_early(config, run_dir) else None
 
 
 def train_drafter(
@@ -78,22 +89,27 @@ def train_drafter(
     run_dir = Path(config.run_dir)
     path = run_dir / "launch.json"
     save_record(path, config)
+    work = early_work(recipe, storage, snapshot, config.drafter, tell=tell)
     status: EndStatus = "killed"
     try:
-        run_ranks(
-            path,
-            num_ranks=launch.num_ranks,
-            threads_per_rank=recipe.training.threads_per_rank,
-            run_dir=run_dir,
-            environment={**CLIENT_ENVIRONMENT, **launch.environment},
-        )
+        with measured_beside(run_dir, work, environment=os.environ):
+            run_ranks(
+                path,
+                num_ranks=launch.num_ranks,
+                threads_per_rank=recipe.training.threads_per_rank,
+                run_dir=run_dir,
+                environment={**CLIENT_ENVIRONMENT, **launch.environment},
+            )
         status = "finished"
     except DflashError:
         status = "failed"
         raise
     finally:
         _settle(storage, config, status)
-    return _result(config, run_dir)
+    trained = run_result(config, run_dir)
+    if trained.stopped_early is not None:
+        tell(f"training: stopped early: {trained.stopped_early}")
+    return trained
 
 
 def launch_config(
@@ -106,6 +122,7 @@ def launch_config(
     target = target_fingerprint(recipe.target.path)
     identity = run_fingerprint(plan=plan.fingerprint, target=target, drafter=drafter, settings=settings)
     run_dir = _run_dir(storage, identity, fresh=fresh)
+    uri = server_uri(recipe.tracking.uri, storage.root)
     return LaunchConfig(
         run=run_dir.name,
         run_dir=str(run_dir),
@@ -127,10 +144,13 @@ def launch_config(
         execution=Execution(recompute=recipe.training.activation_checkpointing, compiled=recipe.training.compile),
         sharding=Sharding(drafter=recipe.training.drafter_sharding, target=recipe.training.target_sharding),
         max_steps=recipe.training.max_steps,
+        early=early_settings(recipe),
         step_timeout_seconds=recipe.training.step_timeout_seconds,
         experiment=recipe.name,
-        tracking_uri=tracking_uri(storage.root),
-        artifact_location=artifact_location(storage.root),
+        recipe=fingerprint(recipe=recipe.model_dump(mode="json")),
+        tracking_uri=uri,
+        artifact_location=server_artifacts(uri, storage.root),
+        points_a_metric=recipe.tracking.points_a_metric,
         show_progress=show_bars(),
     )
 
@@ -180,6 +200,14 @@ def _is_finished(run_dir: Path) -> bool:
     return checkpoint is not None and checkpoint.name == checkpoint_name(load_record(record, RunRecord).total_steps)
 
 
+def _is_stopped_early(config: LaunchConfig, run_dir: Path) -> bool:
+    record = run_dir / "run.json"
+    if not record.exists() or load_record(record, RunRecord).status != "stopped":
+        return False
+    reason = stopped_early(run_dir, config.early)
+    return reason is not None and newest_whole_checkpoint(run_dir / "checkpoints") is not None
+
+
 def _settle(storage: Storage, config: LaunchConfig, status: EndStatus) -> None:
     """After the ranks: bring the warehouse up to date, and end an MLflow run that a killed rank left running."""
     from dflash_pipeline.tracking.mlflow_runs import repair_status
@@ -194,9 +222,11 @@ def _settle(storage: Storage, config: LaunchConfig, status: EndStatus) -> None:
     warehouse.save_run(record)
     told = last_attempt_spikes(run_dir / "events.jsonl")
     warehouse.save_spikes(config.run, [spike for spike in told if spike.rule == "point"])
+    keep_forensics(storage, config.run)
 
 
-def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
+def run_result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
+    """What a run has reached with its newest whole checkpoint, whether it is finished or not."""
     record = load_record(run_dir / "run.json", RunRecord)
     # Steps beyond the last one were done by an attempt whose checkpoints are gone.
     reached = record.attempts[-1].last_step if record.attempts else 0
@@ -226,4 +256,6 @@ def _result(config: LaunchConfig, run_dir: Path) -> TrainedDrafter:
         useful_tokens_per_second=sum(e["real_tokens"] for e in ordered) / seconds,
         padded_tokens_per_second=sum(e["padded_tokens"] for e in ordered) / seconds,
         mlflow_run_id=record.mlflow_run_id,
+        stopped_early=stopped_early(run_dir, config.early) if record.status == "stopped" else None,
+        spent=time_spent([step for e in ordered if isinstance(step := as_record(e), StepRecord)]),
     )

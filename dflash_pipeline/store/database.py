@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ import duckdb
 from dflash_pipeline.contracts.errors import Failed, Refused
 from dflash_pipeline.faults import fault_point, fault_write
 from dflash_pipeline.store.files import set_aside
-from dflash_pipeline.store.tables import SCHEMA, SCHEMA_VERSION
+from dflash_pipeline.store.tables import SCHEMA, SCHEMA_VERSION, UNANSWERED_TABLE
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +75,18 @@ class Database:
         except WarehouseDamaged:
             with self.transaction() as connection:
                 return act(connection)
+
+    def look(self) -> str | None:
+        """What is wrong with the file, without changing it: damaged, of another version, held. None when nothing is."""
+        try:
+            with closing(duckdb.connect(str(self.path), read_only=True, config=_CONFIG)) as connection:
+                [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+        except duckdb.IOException as error:
+            holder = _HOLDER.search(str(error))
+            return f"process {holder[1]} holds it" if holder else str(error).splitlines()[0]
+        except duckdb.Error as error:
+            return str(error).splitlines()[0]
+        return None if version == SCHEMA_VERSION else f"its tables are of version {version}, not {SCHEMA_VERSION}"
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -161,9 +173,11 @@ class Database:
 
     def _prepare(self, connection: Connection) -> None:
         # Fetched to the end: DuckDB lets nothing else use a connection while a result is half read.
-        if not connection.execute("SELECT 1 FROM duckdb_tables()").fetchall():
+        tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+        if not tables:
             connection.begin()
             connection.execute(SCHEMA)
+            connection.execute(UNANSWERED_TABLE)
             connection.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])
             fault_point("warehouse.before-create")
             connection.commit()
@@ -175,6 +189,8 @@ class Database:
                 where=str(self.path),
                 fix="move the file away; what it holds is made anew from the sources",
             )
+        if tables and "unanswered" not in tables:
+            connection.execute(UNANSWERED_TABLE)
 
     def _inode(self) -> int | None:
         return self.path.stat().st_ino if self.path.exists() else None

@@ -47,6 +47,11 @@ class Storage:
         return self.root / "reports"
 
     @property
+    def promotions(self) -> Path:
+        """Every decision on who is champion, of all recipes, in order."""
+        return self.root / "promotions.jsonl"
+
+    @property
     def dagster_home(self) -> Path:
         return self.root / "dagster"
 

@@ -48,6 +48,11 @@ CREATE TABLE spikes (
     run VARCHAR, global_step BIGINT, epoch BIGINT, step BIGINT, bucket BIGINT, loss DOUBLE, expected_loss DOUBLE);
 """
 
+# It came later and changes no other table: an older file gets it, empty, and keeps the answers that it holds.
+UNANSWERED_TABLE = (
+    "CREATE TABLE IF NOT EXISTS unanswered (target VARCHAR, settings VARCHAR, prompt VARCHAR, reason VARCHAR)"
+)
+
 REJECTED_ROWS = pa.schema(
     {
         "ordinal": pa.int64(),
@@ -60,6 +65,7 @@ REJECTED_ROWS = pa.schema(
     }
 )
 ANSWERS = pa.schema({"prompt": pa.large_string(), "text": pa.large_string(), "complete": pa.bool_()})
+UNANSWERED = pa.schema({"prompt": pa.large_string(), "reason": pa.string()})
 PROMPTS = pa.schema({"prompt": pa.large_string()})
 SEQUENCES = pa.schema(
     {

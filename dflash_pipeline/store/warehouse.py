@@ -18,6 +18,7 @@ from dflash_pipeline.contracts.corpus import LengthStatistics
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.plan import RunPlan
+from dflash_pipeline.contracts.results import NoAnswer
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.store import tables
 from dflash_pipeline.store.database import Connection, Database
@@ -139,13 +140,46 @@ class Warehouse:
 
         return self.database.read(act)
 
-    def save_answers(self, target: str, settings: str, rows: Sequence[tuple[str, str, bool]]) -> None:
-        """Add answers as (prompt, text, complete); a prompt that has one keeps it."""
+    def find_unanswered(self, target: str, settings: str, prompts: Sequence[str]) -> dict[str, NoAnswer]:
+        """The prompts to which this target gave no answer under these settings, and why."""
+
+        def act(connection: Connection) -> dict[str, NoAnswer]:
+            asked = pa.table({"prompt": list(dict.fromkeys(prompts))}, schema=tables.PROMPTS)
+            connection.register("incoming", asked)
+            found = connection.execute(
+                "SELECT prompt, reason FROM unanswered JOIN incoming USING (prompt) WHERE target = ? AND settings = ?",
+                [target, settings],
+            )
+            return dict(found.fetchall())
+
+        return self.database.read(act)
+
+    def save_answers(
+        self,
+        target: str,
+        settings: str,
+        rows: Sequence[tuple[str, str, bool]],
+        unanswered: Sequence[tuple[str, NoAnswer]] = (),
+    ) -> None:
+        """Add answers as (prompt, text, complete), and prompts without one as (prompt, reason).
+
+        A prompt that has an answer keeps it; a reason gives way to an answer, or to a newer reason.
+        """
         first = {prompt: (prompt, text, complete) for prompt, text, complete in reversed(rows)}
         columns = list(zip(*first.values(), strict=True)) or [(), (), ()]
         incoming = pa.table(dict(zip(tables.ANSWERS.names, columns, strict=True)), schema=tables.ANSWERS)
+        reasons = dict(unanswered)
+        without = pa.table({"prompt": list(reasons), "reason": list(reasons.values())}, schema=tables.UNANSWERED)
+        settled = pa.table({"prompt": [*first, *reasons]}, schema=tables.PROMPTS)
 
         def act(connection: Connection) -> None:
+            _insert(
+                connection,
+                "DELETE FROM unanswered WHERE target = ? AND settings = ? AND prompt IN (SELECT prompt FROM incoming)",
+                settled,
+                [target, settings],
+            )
+            _insert(connection, "INSERT INTO unanswered SELECT ?, ?, * FROM incoming", without, [target, settings])
             _insert(
                 connection,
                 "INSERT INTO answers SELECT $1, $2, * FROM incoming WHERE NOT EXISTS (FROM answers "

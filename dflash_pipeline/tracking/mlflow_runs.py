@@ -23,18 +23,20 @@ RunStatus = Literal["RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED"]
 STATUS: dict[EndStatus, RunStatus] = {
     "finished": "FINISHED",
     "limited": "KILLED",  # MLflow knows no other word for a run that is to go on.
+    "early": "KILLED",
     "failed": "FAILED",
     "killed": "KILLED",
 }
 
-ATTEMPTS = "attempts"
-"""Tag of a run: how often it was opened."""
+ATTEMPTS, SPOOL = "attempts", "dflash.spool"
+"""Tags of a run: how often it was opened, and whose event log it is filled from."""
 
 SERVER_FAULTS = (MlflowException, requests.RequestException, SQLAlchemyError, OSError, json.JSONDecodeError)
 """What a server that is down, slow, full or behind a broken proxy raises."""
 
 ANSWER_SECONDS = 15.0
-REQUEST_TIMEOUT, TOO_MANY_REQUESTS = 408, 429
+NO_ANSWER_OF_ITS_OWN = (401, 403, 408, 429)
+"""Not signed in, not allowed yet, too slow, too many: the same request may be taken later."""
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -46,14 +48,15 @@ class RunTemplate:
 
     tracking_uri: str
     experiment: str
-    artifact_location: str
+    artifact_location: str | None
+    """None: where the server keeps them."""
     run_name: str
     tags: dict[str, str]
     started_ms: int
     """When the work began: making a new database, and so the run, takes seconds of a short training."""
 
 
-def ensure_experiment(tracking_uri: str, name: str, artifact_location: str) -> str:
+def ensure_experiment(tracking_uri: str, name: str, artifact_location: str | None) -> str:
     """The experiment's id; made if absent, brought back if deleted. The first call on a new database takes seconds."""
     if tracking_uri.startswith("sqlite:///"):
         Path(tracking_uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
@@ -66,15 +69,23 @@ def ensure_experiment(tracking_uri: str, name: str, artifact_location: str) -> s
     return found.experiment_id
 
 
-def create_run(template: RunTemplate) -> str:
+def create_run(template: RunTemplate, spool: str) -> str:
     """A new run in state RUNNING, and its id."""
     uri = template.tracking_uri
     experiment_id = ensure_experiment(uri, template.experiment, template.artifact_location)
-    tags = {**template.tags, ATTEMPTS: "1"}
+    tags = {**template.tags, SPOOL: spool}
     run = MlflowClient(uri).create_run(
         experiment_id, start_time=template.started_ms, run_name=template.run_name, tags=tags
     )
     return str(run.info.run_id)
+
+
+def find_spooled_run(template: RunTemplate, spool: str) -> str | None:
+    """The run that was made for this event log, if there is one."""
+    uri = template.tracking_uri
+    experiment_id = ensure_experiment(uri, template.experiment, template.artifact_location)
+    found = MlflowClient(uri).search_runs([experiment_id], filter_string=f"tags.`{SPOOL}` = '{spool}'", max_results=1)
+    return str(found[0].info.run_id) if found else None
 
 
 def find_run(tracking_uri: str, run_id: str) -> Run | None:
@@ -102,7 +113,7 @@ def run_status(tracking_uri: str, run_id: str) -> RunStatus | None:
         run = find_run(tracking_uri, run_id)
         return None if run is None else run.info.status
 
-    return _answer_in_time(read, "read the status of a run")
+    return answer_in_time(read, "read the status of a run")
 
 
 def repair_status(tracking_uri: str, run_id: str, status: EndStatus) -> bool:
@@ -115,7 +126,7 @@ def repair_status(tracking_uri: str, run_id: str, status: EndStatus) -> bool:
         MlflowClient(tracking_uri).set_terminated(run_id, STATUS[status])
         return True
 
-    return bool(_answer_in_time(repair, "end a run"))
+    return bool(answer_in_time(repair, "end a run"))
 
 
 def is_refusal(fault: Exception) -> bool:
@@ -123,7 +134,7 @@ def is_refusal(fault: Exception) -> bool:
     if not isinstance(fault, MlflowException):
         return False
     code = int(fault.get_http_status_code())
-    return 400 <= code < 500 and code not in (REQUEST_TIMEOUT, TOO_MANY_REQUESTS)
+    return 400 <= code < 500 and code not in NO_ANSWER_OF_ITS_OWN
 
 
 def without_password(text: object) -> str:
@@ -131,7 +142,8 @@ def without_password(text: object) -> str:
     return re.sub(r"//[^/@\s]*@", "//", str(text))
 
 
-def _answer_in_time(call: Callable[[], Answer], what: str) -> Answer | None:
+def answer_in_time(call: Callable[[], Answer], what: str) -> Answer | None:
+    """What a call to the server gives; None, and a warning, when it fails or takes longer than `ANSWER_SECONDS`."""
     # A daemon thread: MLflow's client may repeat for minutes, and neither the caller nor its exit waits for that.
     answers: list[Answer] = []
     faults: list[Exception] = []

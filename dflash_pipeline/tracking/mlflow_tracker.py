@@ -1,7 +1,7 @@
 """The tracker that fills MLflow, and never holds up a step.
 
-Calls only append to a queue; one thread sends. A server that is down costs nothing but points that come late: the
-event log on disk holds them all, and `tracking.spool` sends what a run lacks.
+It is told nothing that it keeps: a thread reads the run's event log, which the tracker before it writes, and sends
+from there (`tracking.spool`). A server that is down costs nothing but points that come late.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from dflash_pipeline.contracts.events import Record
 from dflash_pipeline.tracking.mlflow_runs import SERVER_FAULTS, RunTemplate, without_password
-from dflash_pipeline.tracking.sender import RECORDS_A_CALL, RunSender, TimedRecord
+from dflash_pipeline.tracking.sender import RunSender
+from dflash_pipeline.tracking.spool import Spool
 from dflash_pipeline.training.tracker import EndStatus, Params
 
-QUEUE_RECORDS = 20_000
-"""Some 10 MB. What comes when the queue is full is left to the event log."""
-
 IDLE_SECONDS = 1.0
+KILLED_WAIT_SECONDS = 8.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 
 logger = logging.getLogger(__name__)
 
 
 class MlflowTracker:
-    """Sends a run's records to MLflow from a thread of its own.
+    """Sends a run's event log to MLflow from a thread of its own.
 
-    A given `run_id` is taken up again: RUNNING, more points, the same parameters. If it is gone, or none, a new run is
-    made. `end` waits at most `end_wait_seconds` for what is not sent yet, then gives up with one warning.
+    `run_id`, if given, is taken up again: RUNNING, more points, the same parameters. If it is gone, or none, a new run
+    is made and sent the whole log. `end` waits at most `end_wait_seconds` for what is not sent yet, then gives up with
+    one warning. `files` that exist by then are put beside the points.
     """
 
     def __init__(
@@ -38,10 +38,12 @@ class MlflowTracker:
         tracking_uri: str,
         experiment: str,
         *,
-        artifact_location: str,
+        run_dir: Path,
+        artifact_location: str | None,
         run_id: str | None,
         run_name: str,
         tags: Mapping[str, str],
+        files: tuple[Path, ...] = (),
         end_wait_seconds: float = 10.0,
     ) -> None:
         template = RunTemplate(
@@ -52,11 +54,12 @@ class MlflowTracker:
             tags=dict(tags),
             started_ms=int(time.time() * 1000),
         )
+        self._run = run_dir.name
         self._address = without_password(tracking_uri)
-        self._sender = RunSender(template, run_id)
+        self._sender = RunSender(template)
+        self._spool = Spool(run_dir, self._sender, run_id=run_id)
+        self._files = files
         self._end_wait_seconds = end_wait_seconds
-        self._queue: deque[TimedRecord] = deque()
-        self._left_out = 0
         self._num_faults = 0
         self._last_fault = "no answer in time"
         self._thread: threading.Thread | None = None
@@ -68,18 +71,14 @@ class MlflowTracker:
 
     def run_id(self, *, wait_seconds: float) -> str | None:
         """The run that points go to, waited for at most so long; None while no server has answered."""
-        return self._sender.run_id if self._opened.wait(wait_seconds) else None
+        return self._spool.run_id if self._opened.wait(wait_seconds) else None
 
     def start(self, params: Params) -> None:
-        as_text = {name: str(value) for name, value in params.items()}
-        self._thread = threading.Thread(target=self._work, args=(as_text,), name="mlflow", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._thread.start()
 
     def tell(self, record: Record) -> None:
-        if len(self._queue) >= QUEUE_RECORDS:
-            self._left_out += 1
-            return
-        self._queue.append(TimedRecord(record=record, unix_milliseconds=time.time_ns() // 1_000_000))
+        """Nothing to do: it is in the event log."""
 
     def sync(self) -> None:
         """Nothing to do: the event log is what survives."""
@@ -89,42 +88,56 @@ class MlflowTracker:
             return
         self._status = status
         self._ending.set()
-        self._thread.join(self._end_wait_seconds)
+        # Whoever asks a run to stop waits less long than one who has waited for its end.
+        wait = min(self._end_wait_seconds, KILLED_WAIT_SECONDS) if status == "killed" else self._end_wait_seconds
+        self._thread.join(wait)
         self._given_up.set()
-        if not self._closed.is_set() or self._left_out or self._sender.refusals:
+        if not self._closed.is_set() or self._sender.refusals:
             logger.warning(
-                "MLflow at %s did not take everything: %d records unsent, %d left out, %d calls refused, %d failed "
-                "(%s). Training is not affected and events.jsonl holds it all: `dflash sync RUN` sends what is missing",
+                "MLflow at %s did not take everything: %d bytes of the event log unsent, %d calls refused, %d failed "
+                "(%s). Training is not affected and events.jsonl holds it all: `dflash sync %s` sends what is missing",
                 self._address,
-                len(self._queue),
-                self._left_out,
+                self._spool.bytes_left,
                 self._sender.refusals,
                 self._num_faults,
                 self._last_fault,
+                self._run,
             )
 
     # What follows runs in the sending thread.
 
-    def _work(self, params: dict[str, str]) -> None:
-        if not self._insist(self._sender.open):
+    def _work(self) -> None:
+        if not self._insist(self._spool.open):
+            return
+        if not self._insist(self._sender.take_up):
             return
         self._opened.set()
-        if not self._insist(lambda: self._sender.send_params(params)):
+        while self._insist(self._send_some):
+            if self._is_over:
+                break
+        else:
             return
-        while self._queue or not self._ending.is_set():
-            if not self._queue:
-                self._ending.wait(IDLE_SECONDS)
-            elif not self._insist(self._send_some):
-                return
+        self._send_files()
         if self._insist(lambda: self._sender.close(self._status)):
             self._closed.set()
 
+    @property
+    def _is_over(self) -> bool:
+        # In this order: what was written before the end was asked for must be seen.
+        return self._ending.is_set() and self._spool.bytes_left == 0
+
     def _send_some(self) -> None:
-        # By index: the other thread may append meanwhile, which no iterator bears. Taken off only once they are sent.
-        items = [self._queue[index] for index in range(min(len(self._queue), RECORDS_A_CALL))]
-        self._sender.send(items)
-        for _ in items:
-            self._queue.popleft()
+        if self._spool.send_some() is None:
+            self._ending.wait(IDLE_SECONDS)
+
+    def _send_files(self) -> None:
+        """Once: points count for more, and the files stay where they are."""
+        for path in self._files:
+            if path.exists() and not self._given_up.is_set():
+                try:
+                    self._sender.send_file(path)
+                except SERVER_FAULTS as fault:
+                    logger.warning("MLflow did not take %s: %s", path.name, without_password(fault))
 
     def _insist(self, act: Callable[[], None]) -> bool:
         """Acts until it works. False once `end` has given up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,6 +29,29 @@ def tracking_uri(storage: Path) -> str:
             "a question mark cannot be part of a database address", where=str(storage), fix="rename the storage folder"
         )
     return f"sqlite:///{path}"
+
+
+def server_uri(given: str | None, storage: Path) -> str:
+    """What the recipe gives, or else `MLFLOW_TRACKING_URI`, or else this storage's own database.
+
+    A user and a password come from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or a token from
+    MLFLOW_TRACKING_TOKEN, which MLflow's client reads itself. In the address they are refused: it is written down.
+    """
+    uri = given or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return tracking_uri(storage)
+    if re.search(r"//[^/]*@", uri):
+        raise Refused(
+            "the tracking server's address has a user or a password in it, and would be written down in many places",
+            where="tracking.uri" if given else "MLFLOW_TRACKING_URI",
+            fix="set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, instead",
+        )
+    return uri
+
+
+def server_artifacts(uri: str, storage: Path) -> str | None:
+    """The storage's folder for its own database; None where a server keeps them itself."""
+    return artifact_location(storage) if uri == tracking_uri(storage) else None
 
 
 def artifact_location(storage: Path) -> str:

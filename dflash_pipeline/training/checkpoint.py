@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 NAME = re.compile(r"step_(\d+)")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +103,7 @@ def save_checkpoint(folder: Path, state: CheckpointState, tensors: CheckpointTen
         logger.warning("checkpoint %s is damaged and written again; it is kept as %s", path.name, set_aside(path).name)
     with new_folder(path, act="checkpoint") as fresh:
         fault_write()
-        save_file(tensors.model, fresh / "model.safetensors")
+        save_file(tensors.model, fresh / WEIGHTS)
         fault_write()
         save_file(tensors.optimizer, fresh / "optimizer.safetensors")
         save_record(fresh / "state.json", state)
@@ -117,7 +118,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     """Put weights and optimiser back as they were; returns the rest."""
     state = load_state(path)
     own = model.state_dict()
-    weights = load_file(path / "model.safetensors")
+    weights = load_file(path / WEIGHTS)
     model.load_state_dict({name: part_like(weight, own.get(name, weight)) for name, weight in weights.items()})
     tensors = load_file(path / "optimizer.safetensors")
     for name, parameter in model.named_parameters():

@@ -43,6 +43,12 @@ class Ranks:
             dist.all_reduce(tensor)
         return tensor
 
+    def rows(self, values: Sequence[float]) -> list[list[float]]:
+        """Each rank's values, in order of ranks, in float64. Every rank must call it, with as many."""
+        table = torch.zeros(self.world_size, len(values), dtype=torch.float64)
+        table[self.rank] = torch.tensor(values, dtype=torch.float64)
+        return self.total(table).tolist()
+
     def wait_for_all(self) -> None:
         if self.world_size > 1:
             dist.barrier()

@@ -8,19 +8,39 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any, get_type_hints
 
-from dflash_pipeline.contracts.events import AcceptanceRecord, AlarmRecord, EpochRecord, Record, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import (
+    AcceptanceRecord,
+    AlarmRecord,
+    AttemptRecord,
+    BucketSeconds,
+    EpochRecord,
+    Record,
+    SpikeRecord,
+    StepRecord,
+    VerdictRecord,
+)
 
 KINDS: dict[str, type[Record]] = {
     "step": StepRecord,
     "epoch": EpochRecord,
+    "attempt": AttemptRecord,
     "spike": SpikeRecord,
     "alarm": AlarmRecord,
     "acceptance": AcceptanceRecord,
+    "verdict": VerdictRecord,
 }
 _KIND_OF = {kind: name for name, kind in KINDS.items()}
 
 # What lines lack that were written before there was such a field.
-_EMPTY: dict[Any, Any] = {int: 0, float: math.nan, bool: False, str: "", tuple[float, ...]: (), tuple[int, ...]: ()}
+_EMPTY: dict[Any, Any] = {
+    int: 0,
+    float: math.nan,
+    bool: False,
+    str: "",
+    tuple[float, ...]: (),
+    tuple[int, ...]: (),
+    tuple[BucketSeconds, ...]: (),
+}
 _BEFORE: dict[str, Any] = {"rule": "point", "severity": "warn"}
 
 
@@ -55,4 +75,6 @@ def _value(event: Mapping[str, Any], name: str, hint: Any) -> Any:
     value = event[name]
     if value is None:
         return math.nan
+    if hint == tuple[BucketSeconds, ...]:
+        return tuple(BucketSeconds(**item) for item in value)
     return tuple(math.nan if item is None else item for item in value) if isinstance(value, list) else value

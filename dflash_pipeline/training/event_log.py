@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return [_event(line, where=f"{path} line {number}") for number, line in enumerate(lines, start=1)]
 
 
+def each_event(path: Path) -> Iterator[dict[str, Any]]:
+    """`read_events` of a log of any length: one line at a time."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _event(line, where=f"{path} line {number}")
+
+
 def last_attempt_losses(path: Path) -> list[tuple[int, str]]:
     """(global step, loss as hexadecimal float) of the last attempt that did each step, in order of steps."""
     losses = {event["global_step"]: event["loss_hex"] for event in read_events(path) if event["kind"] == "step"}
@@ -83,13 +96,16 @@ def last_attempt_spikes(path: Path) -> list[SpikeRecord]:
 def last_attempt_records(path: Path) -> list[Record]:
     """What holds of the run, in order of steps: whatever a later attempt did again, its own records stand for."""
     told: list[Record] = []
+    newest = 0
     for event in read_events(path):
         record = as_record(event)
         if record is None:
             continue
-        if isinstance(record, StepRecord):  # Whatever was told of this step and later ones is superseded.
-            while told and told[-1].global_step >= record.global_step:
-                told.pop()
+        if isinstance(record, StepRecord):
+            if record.global_step <= newest:
+                # Told of this step and later ones, and superseded. Not all at the end: acceptance is told later.
+                told = [earlier for earlier in told if earlier.global_step < record.global_step]
+            newest = record.global_step
         told.append(record)
     return told
 

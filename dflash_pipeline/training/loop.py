@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -13,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from dflash_pipeline.contracts.errors import Failed, Refused
+from dflash_pipeline.contracts.events import AcceptanceRecord
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
@@ -20,12 +22,16 @@ from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.plans import load_plan, load_planned_epoch
 from dflash_pipeline.store.tokens import TokenStore
-from dflash_pipeline.training.checkpoint import CheckpointState, lend_tensors
+from dflash_pipeline.training.all_ranks import RankMeasure, StepMeasure, measure_step, memory_in_use, real_tokens
+from dflash_pipeline.training.arithmetic import layer_weights, operations, peak_operations
+from dflash_pipeline.training.checkpoint import WEIGHTS, CheckpointState, checkpoint_name, lend_tensors
 from dflash_pipeline.training.checkpoint_writer import CheckpointWriter
 from dflash_pipeline.training.collate import AnchorRule, Collator
 from dflash_pipeline.training.distributed import Ranks, check_world_size
+from dflash_pipeline.training.early_answers import EarlyAnswers, lend_weights
 from dflash_pipeline.training.loader import EpochLoader, PreparedStep
 from dflash_pipeline.training.meter import EpochMeter
+from dflash_pipeline.training.progress_text import progress_text
 from dflash_pipeline.training.reporter import Reporter
 from dflash_pipeline.training.resume import resume
 from dflash_pipeline.training.saving import SaveClock
@@ -34,7 +40,8 @@ from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.sharding import load_target, parallel_drafter
 from dflash_pipeline.training.spikes import no_history
 from dflash_pipeline.training.step import StepResult, Wishes, run_step
-from dflash_pipeline.training.tracker import Tracker
+from dflash_pipeline.training.step_clock import clock_of, watch_gradients
+from dflash_pipeline.training.tracker import EndStatus, Tracker
 
 MOST_SKIPPED = 3
 """Steps in a row whose loss or gradient may be other than finite; one more ends the run."""
@@ -50,11 +57,19 @@ class Outcome:
     last_step: int
     total_steps: int
     asked_to_stop: bool
+    stopped_early: bool = False
+    """By a measured acceptance length."""
 
     @property
     def finished(self) -> bool:
         """False: asked to stop, or at a limit of steps, with a checkpoint at the step it stopped after."""
         return self.last_step == self.total_steps
+
+    @property
+    def status(self) -> EndStatus:
+        if self.finished:
+            return "finished"
+        return "killed" if self.asked_to_stop else "early" if self.stopped_early else "limited"
 
 
 class Trainer:
@@ -86,6 +101,9 @@ class Trainer:
         drafter = Drafter.initialised(config.drafter, config.settings.seed, config.execution)
         self.drafter = drafter.to(ranks.device)
         self.model = parallel_drafter(self.drafter, ranks, config.sharding.drafter)
+        self.step_clock = clock_of(ranks.device)
+        watch_gradients(self.model, self.step_clock)
+        self.peak_operations = peak_operations(ranks.device)
         self.optimizer = torch.optim.AdamW(
             self.drafter.parameters(),
             lr=config.settings.learning_rate,
@@ -106,6 +124,11 @@ class Trainer:
         )
         self.writer = CheckpointWriter(checkpoints, keep=config.saving.keep) if ranks.is_first else None
         self.clock = SaveClock(config.saving)
+        self.early = (
+            EarlyAnswers(config.early, Path(config.run_dir), done=self.start, total_steps=self.plan.total_steps)
+            if ranks.is_first and config.early is not None
+            else None
+        )
         tokens = TokenStore(Path(config.snapshot_dir), config.shards)
         self.collate = Collator(
             tokens=tokens,
@@ -124,7 +147,7 @@ class Trainer:
 
     def train(self) -> Outcome:
         """Run to the plan's end or to the limit of steps, or until some rank is asked to stop."""
-        done, stopped = self.start, False
+        done, asked = self.start, Wishes()
         last = min(self.plan.total_steps, self.config.max_steps or self.plan.total_steps)
         if done > last:
             raise Refused(
@@ -134,43 +157,58 @@ class Trainer:
             )
         try:
             with self._bar() as bar:
-                while done < last and not stopped:
+                while done < last and not (asked.stop or asked.enough):
                     at = self.plan.position(done)
                     self.beat(f"the opening of epoch {at.epoch}")
                     manifest = load_planned_epoch(self.plan_dir, self.plan, at.epoch)
                     self.board.open_epoch(self.plan, manifest, at)
-                    done, stopped = self._run_epoch(manifest, at, GlobalStep(last), bar)
+                    done, asked = self._run_epoch(manifest, at, GlobalStep(last), bar)
         finally:
             self.beat("the last checkpoint")
             if self.writer is not None:
                 self.writer.wait()
         self.ranks.wait_for_all()
-        return Outcome(first_step=self.start, last_step=done, total_steps=self.plan.total_steps, asked_to_stop=stopped)
+        if not asked.stop:
+            self._measure_last(done)
+        return Outcome(
+            first_step=self.start,
+            last_step=done,
+            total_steps=self.plan.total_steps,
+            asked_to_stop=asked.stop,
+            stopped_early=asked.enough,
+        )
 
     def _run_epoch(
         self, manifest: EpochManifest, at: Position, last: GlobalStep, bar: tqdm[NoReturn]
-    ) -> tuple[GlobalStep, bool]:
-        """Steps done since the start of the run when it ends, and whether it ended by request."""
+    ) -> tuple[GlobalStep, Wishes]:
+        """Steps done since the start of the run when it ends, and the wishes of its last step."""
         self.reporter.open_epoch(manifest.epoch)
-        for prepared, seconds, result in self._steps(manifest, at):
+        for prepared, seconds, result, measure in self._steps(manifest, at):
             progress = self.board.advance()
             done = GlobalStep(progress.run_steps_done)
             rate = float(self.optimizer.param_groups[0]["lr"])
-            self.reporter.step(manifest, prepared, result, progress, seconds=seconds, learning_rate=rate)
+            told = self.reporter.step(
+                manifest, prepared, result, progress, measure, seconds=seconds, learning_rate=rate
+            )
+            text = progress_text(told, num_epochs=self.plan.num_epochs)
+            bar.set_postfix_str(f"{text}, loss {result.loss:.3f}", refresh=False)
             bar.update()
-            bar.set_postfix_str(f"epoch {manifest.epoch} loss {result.loss:.3f}", refresh=False)
             self._count_skipped(manifest, prepared, result)
             ended = progress.epoch_steps_done == manifest.num_steps
             if ended:
                 self.reporter.end_epoch(manifest, progress)
-            if ended or result.wishes.save or result.wishes.stop or done == last:
+            self._answer_early(done, result)
+            over = result.wishes.stop or result.wishes.enough or done == last
+            if ended or result.wishes.save or over:
                 self._save(done)
-            if result.wishes.stop or done == last:
-                return done, result.wishes.stop
-        return GlobalStep(self.board.read().run_steps_done), False
+            if over:
+                return done, result.wishes
+        return GlobalStep(self.board.read().run_steps_done), Wishes()
 
-    def _steps(self, manifest: EpochManifest, at: Position) -> Iterator[tuple[PreparedStep, float, StepResult]]:
-        """Each step as it was done, with the wall seconds it took, waiting for data included."""
+    def _steps(
+        self, manifest: EpochManifest, at: Position
+    ) -> Iterator[tuple[PreparedStep, float, StepResult, StepMeasure]]:
+        """Each step as it was done, with the wall seconds it took, waiting for data included, and where they went."""
         slots = self.ranks.share_of(manifest.slots_per_step)
         settings = self.config.settings
         before = time.perf_counter()
@@ -185,12 +223,60 @@ class Trainer:
                 objective=settings.objective,
                 ranks=self.ranks,
                 max_gradient_norm=settings.max_gradient_norm,
-                wishes=Wishes(stop=self.stop_asked(), save=self.clock.is_due()),
+                wishes=self._wishes(),
+                clock=self.step_clock,
             )
+            measure = measure_step(self.ranks, self._measure(prepared), peak_operations=self.peak_operations)
             now = time.perf_counter()
             self.beat(f"epoch {manifest.epoch} step {prepared.step + 1}")
-            yield prepared, now - before, result
+            yield prepared, now - before, result, measure
             before = now
+
+    def _measure(self, prepared: PreparedStep) -> RankMeasure:
+        known = math.isfinite(self.peak_operations)
+        weights = layer_weights(self.target.config) if known else 0
+        return RankMeasure(
+            data_wait=prepared.wait_seconds,
+            times=self.step_clock.take(),
+            real_tokens=real_tokens(prepared.batches),
+            memory_bytes=memory_in_use(self.ranks.device),
+            operations=operations(self.config.drafter, weights, prepared.batches) if known else math.nan,
+        )
+
+    def _wishes(self) -> Wishes:
+        step = self.board.read().run_steps_done + 1
+        return Wishes(
+            stop=self.stop_asked(),
+            save=self.clock.is_due(),
+            measure=self.early is not None and self.early.is_due(step),
+            enough=self.early is not None and self.early.reason is not None,
+        )
+
+    def _answer_early(self, done: GlobalStep, result: StepResult) -> None:
+        """Hands weights out to be measured where any rank wishes it, and tells what has been measured."""
+        if self.early is None:
+            if result.wishes.measure:
+                lend_weights(self.drafter)
+            return
+        self.early.note(done, result.expected_acceptance)
+        if result.wishes.measure:
+            self.early.hand_out(done, self.drafter)
+        self._tell(self.early.arrived())
+        if self.early.reason is not None and not result.wishes.enough:
+            logger.warning("the run ends after the next step: %s", self.early.reason)
+
+    def _measure_last(self, done: GlobalStep) -> None:
+        if self.early is not None:
+            weights = Path(self.config.run_dir) / "checkpoints" / checkpoint_name(done) / WEIGHTS
+            self._tell(self.early.last(done, weights, goes_on=self._goes_on))
+
+    def _goes_on(self) -> bool:
+        self.beat("the last measurement of acceptance")
+        return not self.stop_asked()
+
+    def _tell(self, records: Sequence[AcceptanceRecord]) -> None:
+        for record in records:
+            self.reporter.tracker.tell(record)
 
     def _set_learning_rate(self, done: int) -> None:
         settings = self.config.settings
@@ -243,5 +329,7 @@ class Trainer:
             initial=self.start,
             desc="training",
             unit="step",
+            # Its own guess at the time left goes by steps, which differ in cost: it would contradict the text.
+            bar_format="{desc} |{bar:20}| {n_fmt}/{total_fmt} steps, {elapsed}{postfix}",
             disable=not (self.config.show_progress and self.ranks.is_first),
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.progress import Progress
+from dflash_pipeline.training.all_ranks import StepMeasure
 from dflash_pipeline.training.loader import PreparedStep
 from dflash_pipeline.training.meter import EpochMeter
 from dflash_pipeline.training.spikes import SpikeState, Verdict, judge
 from dflash_pipeline.training.step import StepResult
+from dflash_pipeline.training.time_left import Pace
 from dflash_pipeline.training.tracker import Tracker
 
 
@@ -24,6 +24,7 @@ class Reporter:
         self.meter = meter
         self._plan = plan
         self._attempt = attempt
+        self._pace = Pace()
 
     def open_epoch(self, epoch: int) -> None:
         """Begin an epoch's sums, or go on with those of an earlier attempt."""
@@ -36,16 +37,18 @@ class Reporter:
         prepared: PreparedStep,
         result: StepResult,
         progress: Progress,
+        measure: StepMeasure,
         *,
         seconds: float,
         learning_rate: float,
-    ) -> None:
+    ) -> StepRecord:
         step = prepared.step
         real = ~manifest.filler[step]
         bucket = self._bucket(float(manifest.padded_length[step][real].mean()))
         verdict, self.spikes = judge(self.spikes, loss=result.loss, bucket=bucket)
-        if result.applied:
-            self.meter = self.meter.with_step(loss=result.loss, seconds=seconds)
+        times, cost = measure.mean_times(), float(manifest.cost[step][real].sum())
+        self._pace.add(cost=cost, seconds=seconds)
+        left = self._pace.left(progress.run_cost - progress.run_cost_done)
         record = StepRecord(
             global_step=progress.run_steps_done,
             epoch=manifest.epoch,
@@ -62,28 +65,31 @@ class Reporter:
             bucket=bucket,
             num_samples=sum(b.sample_ids.size for b in manifest.step_batches(step) if not b.filler),
             seconds=seconds,
-            data_wait_seconds=prepared.wait_seconds,
-            target_seconds=0.0,
-            drafter_seconds=0.0,
-            backward_seconds=0.0,
-            communication_seconds=0.0,
-            optimizer_seconds=0.0,
-            rank_busy_seconds=(),
-            rank_real_tokens=(),
-            memory_bytes=0,
-            peak_share=math.nan,
+            data_wait_seconds=measure.mean_data_wait,
+            target_seconds=times.target,
+            drafter_seconds=times.drafter,
+            backward_seconds=times.backward,
+            communication_seconds=times.communication,
+            optimizer_seconds=times.optimizer,
+            rank_busy_seconds=tuple(rank.times.busy for rank in measure.ranks),
+            rank_real_tokens=tuple(rank.real_tokens for rank in measure.ranks),
+            memory_bytes=measure.memory_bytes,
+            peak_share=measure.peak_share(seconds),
             spike=verdict.spike,
             epochs_done=manifest.epoch + (progress.epoch_steps_done == manifest.num_steps),
             epoch_fraction=progress.epoch_fraction,
             run_fraction=progress.run_fraction,
             run_cost_fraction=progress.run_cost_fraction,
-            seconds_left=math.nan,
-            seconds_left_low=math.nan,
-            seconds_left_high=math.nan,
+            seconds_left=left.mid,
+            seconds_left_low=left.low,
+            seconds_left_high=left.high,
         )
+        if result.applied:
+            self.meter = self.meter.with_step(record, cost=cost)
         self.tracker.tell(record)
         if verdict.spike or verdict.slow_rise:
             self.tracker.tell(_spike(record, verdict, manifest))
+        return record
 
     def end_epoch(self, manifest: EpochManifest, progress: Progress) -> None:
         self.tracker.tell(
@@ -94,6 +100,8 @@ class Reporter:
                 padding_efficiency=self._plan.epochs[manifest.epoch].padding_efficiency,
                 mean_loss=self.meter.mean_loss,
                 seconds=self.meter.seconds,
+                buckets=self.meter.bucket_seconds(),
+                rank_busy_seconds=self.meter.rank_busy_seconds,
             )
         )
 

@@ -8,6 +8,7 @@ from typing import Literal
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.model.config import PLAIN, DrafterConfig, Execution
 from dflash_pipeline.model.objective import Objective
+from dflash_pipeline.training.early import EarlySettings
 
 TRAINING_VERSION = 2
 """Part of a run's identity: raised when the same settings would train another drafter."""
@@ -79,11 +80,19 @@ class LaunchConfig:
     execution: Execution = PLAIN
     max_steps: int | None
     """Stop after this many steps of the plan; the learning rate still looks to the plan's end."""
+    early: EarlySettings | None = None
+    """None: no acceptance is measured beside the training."""
     step_timeout_seconds: float
     """A rank whose step takes longer ends the run."""
     experiment: str
+    recipe: str = ""
+    """Fingerprint of the whole recipe; empty where it is not known."""
     tracking_uri: str
-    artifact_location: str
+    """Without a password: what a server asks for is in the environment."""
+    artifact_location: str | None
+    """None: where the server keeps them."""
+    points_a_metric: int = 5000
+    """Steps between points of a chart are as many as make it no longer than this."""
     show_progress: bool
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dflash_pipeline.contracts.errors import Failed
-from dflash_pipeline.model.objective import Objective, micro_batch_loss
+from dflash_pipeline.model.objective import Objective, drafter_loss, target_outputs
 from dflash_pipeline.model.target import FrozenTarget
 from dflash_pipeline.training.collate import PreparedBatch
 from dflash_pipeline.training.distributed import Ranks, without_sync
 from dflash_pipeline.training.sharding import whole
+from dflash_pipeline.training.step_clock import UNTIMED, StepClock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,6 +25,10 @@ class Wishes:
 
     stop: bool = False
     save: bool = False
+    measure: bool = False
+    """Weights are handed out after the step, to be measured."""
+    enough: bool = False
+    """The run ends after the step, in good order: a measurement says so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,19 +55,27 @@ def run_step(
     ranks: Ranks,
     max_gradient_norm: float,
     wishes: Wishes,
+    clock: StepClock = UNTIMED,
 ) -> StepResult:
     """Forward, backward, clip and update.
 
     The loss is the sum of weighted slot losses over the sum of weights of the whole step. Weights that are known before
     the forward are summed first, so that every micro-batch's gradient is final as it is made; those that depend on the
     drafter (D-PACE) correct the gradient once, at the end. A loss or gradient that is not finite leaves the weights as
-    they are; all ranks see the same numbers and decide alike.
+    they are; all ranks see the same numbers and decide alike. `clock` hears where the time goes.
 
     The host waits for the device once, at the end; with D-PACE a second time, for the weights.
     """
-    planned, anchors, stops, saves = ranks.sum(
-        [sum(b.weight for b in batches), sum(b.num_anchors for b in batches), float(wishes.stop), float(wishes.save)]
+    clock.start()
+    planned, anchors, *asked = ranks.sum(
+        [
+            sum(b.weight for b in batches),
+            sum(b.num_anchors for b in batches),
+            *map(float, (wishes.stop, wishes.save, wishes.measure, wishes.enough)),
+        ]
     )
+    stop, save, measure, enough = (count > 0 for count in asked)
+    clock.lap("communication")
     if planned <= 0:
         source = batches[0].source
         raise Failed(
@@ -70,22 +84,28 @@ def run_step(
             fix="rebuild the snapshot: tokenisation keeps only samples with two consecutive supervised tokens",
         )
     optimizer.zero_grad(set_to_none=True)
-    totals = ranks.total(_accumulate(model, target, batches, objective=objective, weight=planned, ranks=ranks))
+    sums = _accumulate(model, target, batches, objective=objective, weight=planned, ranks=ranks, clock=clock)
+    totals = ranks.total(sums)
+    clock.lap("communication")
     weight = planned if objective.weighting == "decay" else float(totals[1])
     if weight != planned:
         _scale_gradients(model, planned / weight)
     gradient_norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), max_gradient_norm))
-    loss_sum, correct, norm = torch.stack((totals[0], totals[2], gradient_norm.double())).tolist()
+    results = torch.stack((totals[0], totals[2], gradient_norm.double()))
+    clock.lap("optimizer")
+    loss_sum, correct, norm = results.tolist()
+    clock.waited()
     applied = math.isfinite(loss_sum) and math.isfinite(norm)
     if applied:
         optimizer.step()
+        clock.lap("optimizer")
     return StepResult(
         loss=loss_sum / weight,
         expected_acceptance=correct / max(anchors, 1.0),
         gradient_norm=norm,
         num_anchors=int(anchors),
         applied=applied,
-        wishes=Wishes(stop=stops > 0, save=saves > 0),
+        wishes=Wishes(stop=stop, save=save, measure=measure, enough=enough),
     )
 
 
@@ -97,15 +117,25 @@ def _accumulate(
     objective: Objective,
     weight: float,
     ranks: Ranks,
+    clock: StepClock,
 ) -> Tensor:
     """Backward over this rank's micro-batches; sums over them of loss, weight and correct slots in front [3]."""
     # Gradients are averaged over ranks; the loss is a sum over them.
     scale = ranks.world_size / weight
     sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
     for index, prepared in enumerate(batches):
-        with without_sync(model, skip=index < len(batches) - 1), _precision(ranks.device):
-            parts = micro_batch_loss(model, target, prepared.batch.to(ranks.device), prepared.weights, objective)
+        is_last = index == len(batches) - 1
+        with without_sync(model, skip=not is_last), _precision(ranks.device):
+            batch = prepared.batch.to(ranks.device)
+            outputs = target_outputs(target, batch, needs_last=objective.kl > 0)
+            clock.lap("target")
+            parts = drafter_loss(model, target, batch, outputs, prepared.weights, objective)
+            clock.lap("drafter")
             (parts.loss_sum * scale).backward()
+        if is_last and isinstance(model, DistributedDataParallel):
+            clock.lap_backward()
+        else:
+            clock.lap("backward")
         sums += torch.stack((parts.loss_sum.detach().double(), parts.weight, parts.num_correct_prefix.double()))
     return sums
 

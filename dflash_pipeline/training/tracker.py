@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 from dflash_pipeline.contracts.events import Record
 
 Params = Mapping[str, str | int | float | bool]
-EndStatus = Literal["finished", "limited", "failed", "killed"]
-"""`limited`: at the recipe's own limit of steps, in good order."""
+EndStatus = Literal["finished", "limited", "early", "failed", "killed"]
+"""`limited`: at the recipe's own limit of steps, in good order; `early`: likewise, by a measured acceptance length."""
 
 
 class Tracker(Protocol):

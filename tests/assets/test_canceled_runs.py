@@ -34,7 +34,8 @@ def run(workbench, monkeypatch, act):
         act()
 
     def definitions_for(workbench: Workbench) -> dg.Definitions:
-        return dg.Definitions(assets=[trained_drafter], jobs=[whole_chain], loggers={"terminal": terminal_log})
+        job = whole_chain(workbench.recipe)
+        return dg.Definitions(assets=[trained_drafter], jobs=[job], loggers={"terminal": terminal_log})
 
     monkeypatch.setattr(whole_run, "definitions_for", definitions_for)
     return whole_run.run_whole_chain(workbench, fresh=False, plan_only=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.test_utils import instance_for_test
 
 from dflash_pipeline.assets.catalogue import definitions_for
 from dflash_pipeline.assets.plan import EPOCHS
@@ -29,6 +30,8 @@ GROUPS = {
     "trained_drafter": "training",
     "exported_drafter": "evaluation",
     "acceptance_report": "evaluation",
+    "champion": "evaluation",
+    "run_comparison": "evaluation",
 }
 
 
@@ -62,6 +65,8 @@ def test_the_chain_hangs_together(specs):
     assert needs("run_plan") >= {"epoch_manifest", "token_sequences"}
     assert needs("trained_drafter") == {"run_plan", "token_sequences"}
     assert needs("acceptance_report") == {"conversations", "exported_drafter"}
+    assert needs("champion") == {"conversations", "exported_drafter", "acceptance_report"}
+    assert needs("run_comparison") == {"trained_drafter", "acceptance_report"}
 
 
 def test_epochs_are_static_partitions_and_nothing_else_is_partitioned(specs):
@@ -79,6 +84,8 @@ def test_checks_before_training_and_of_the_export_block(definitions):
         "token_budget_respected": True,
         "totals_agree": True,
         "export_drafts_losslessly": True,
+        "export_drafts_as_reported": True,
+        "training_estimate_agrees": False,
     }
     assert all(node.description for node in checks.values())
 
@@ -140,7 +147,7 @@ def test_the_code_location_loads_without_torch_or_mlflow(tmp_path):
 
 
 def tick(definitions: dg.Definitions) -> list[dg.RunRequest]:
-    with dg.DagsterInstance.ephemeral() as instance:
+    with instance_for_test() as instance:
         at = datetime(2026, 11, 30, 2, tzinfo=UTC)
         context = dg.build_schedule_context(instance=instance, scheduled_execution_time=at)
         data = definitions.resolve_schedule_def("nightly_retraining").evaluate_tick(context)

@@ -30,6 +30,8 @@ ASSETS = (
     "trained_drafter",
     "exported_drafter",
     "acceptance_report",
+    "champion",
+    "run_comparison",
 )
 CHECKS = {
     "preflight",
@@ -38,6 +40,8 @@ CHECKS = {
     "token_budget_respected",
     "totals_agree",
     "export_drafts_losslessly",
+    "export_drafts_as_reported",
+    "training_estimate_agrees",
 }
 
 
@@ -99,6 +103,7 @@ def test_metadata_tells_the_numbers_of_a_stage(chain, instance, plan):
     assert metadata("trained_drafter")["steps"] == plan.total_steps
     assert metadata("trained_drafter")["ranks"] == 2
     assert metadata("acceptance_report")["prompts"] == 2
+    assert metadata("acceptance_report")["on_the_mlflow_page"] is True
 
 
 def test_rank_zero_writes_into_the_steps_log(chain, instance):
@@ -140,9 +145,10 @@ def test_the_mlflow_run_is_finished_and_names_what_it_was_made_from(chain, run, 
         "train/expected_acceptance",
         "train/gradient_norm",
         "train/learning_rate",
-        "train/tokens_per_second",
-        "train/padded_tokens_per_second",
-        "train/data_wait_fraction",
+        "throughput/useful_tokens_per_second",
+        "throughput/padded_tokens_per_second_smoothed",
+        "time/data_wait_share",
+        "ranks/imbalance",
         "progress/epoch",
         "progress/run",
         "spike/count",
@@ -190,7 +196,7 @@ def test_the_same_call_again_reuses_everything_and_trains_nothing(chain, tmp_pat
     workbench = Workbench(recipe=again.recipe, storage=again.storage)
     facts = run_facts(run_whole_chain(workbench, fresh=False, plan_only=False), plan_only=False)
     made_of = {"conversations", "target_responses", "token_sequences", "epoch_manifest", "run_plan"}
-    assert set(facts["reused"]) == made_of | {"trained_drafter", "exported_drafter", "acceptance_report"}
+    assert set(facts["reused"]) == made_of | {"trained_drafter", "exported_drafter", "acceptance_report", "champion"}
     assert (run_dir / "events.jsonl").read_bytes() == before
     assert [path.name for path in again.storage.runs.iterdir()] == [chain.facts["run"]]
     assert len(load_record(run_dir / "run.json", RunRecord).attempts) == 1

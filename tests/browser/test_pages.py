@@ -22,6 +22,7 @@ ASSETS = {
         "batching_forecast",
     ),
     *("epoch_manifest", "run_plan", "trained_drafter", "exported_drafter", "acceptance_report"),
+    *("champion", "run_comparison"),
 }
 STATUS = """{ assetNodes { assetKey { path } groupName description
   assetMaterializations(limit: 1) { runId } assetChecksOrError { ... on AssetChecks { checks { name } } } } }"""

@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 UP, REFUSES, SILENT, BROKEN = "up", "refuses connections", "accepts, never answers", "answers 500"
+SLOW, DEAF = "takes seconds a call", "does it, never answers"
+BEHAVIOURS = (UP, REFUSES, SILENT, BROKEN, SLOW, DEAF)
 RUN_ID = "0" * 32
 
 
 class FailingServer:
     """One experiment and one run. `behave` changes at once how it answers; what it has stored stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, artifacts: Path) -> None:
+        self.artifacts = artifacts
         self.metrics: list[dict[str, Any]] = []
+        self.rows: set[tuple[Any, ...]] = set()
         self.params: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         self.status = "RUNNING"
+        self.slow_seconds = 2.0
+        self.num_created = 0
+        self.num_batches = 0
+        self.authorizations: set[str] = set()
         self.behaviour = UP
         self.closed = threading.Event()
         self.lock = threading.Lock()
@@ -45,7 +54,7 @@ class FailingServer:
             return [(int(m["step"]), float(m["value"])) for m in self.metrics if m["key"] == key]
 
     def behave(self, behaviour: str) -> None:
-        if behaviour not in (UP, REFUSES, SILENT, BROKEN):
+        if behaviour not in BEHAVIOURS:
             raise ValueError(f"a server that {behaviour!r}")
         self.behaviour = behaviour
         if behaviour == REFUSES and self._http is not None:
@@ -60,6 +69,7 @@ class FailingServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                stub.authorizations.add(self.headers.get("Authorization", ""))
                 self._answer({k: v[0] for k, v in parse_qs(urlparse(self.path).query).items()})
 
             def do_POST(self) -> None:
@@ -69,6 +79,12 @@ class FailingServer:
                 if stub.behaviour == SILENT:
                     # Not even when others are answered again: it is for the client to lose patience.
                     stub.closed.wait()
+                    self.close_connection = True
+                    return
+                if stub.behaviour == SLOW:
+                    stub.closed.wait(stub.slow_seconds)
+                if stub.behaviour == DEAF:
+                    stub.call(urlparse(self.path).path.partition("/mlflow/")[2], given)
                     self.close_connection = True
                     return
                 code, answer = (
@@ -97,15 +113,30 @@ class FailingServer:
         with self.lock:
             if name == "experiments/get-by-name":
                 return {"experiment": {"experiment_id": "1", "name": "cases", "lifecycle_stage": "active"}}
-            if name in ("runs/create", "runs/get"):
+            if name == "runs/create":
+                self.num_created += 1
+                self.tags |= {t["key"]: t["value"] for t in given.get("tags", [])}
                 return {"run": self._run()}
+            if name == "runs/get":
+                return {"run": self._run()}
+            if name == "runs/search":
+                known = [f"tags.`{key}` = '{value}'" for key, value in self.tags.items()]
+                return {"runs": [self._run()] if given.get("filter") in known else []}
             if name == "runs/update":
                 self.status = given.get("status", self.status)
                 return {"run_info": self._run()["info"]}
             if name == "runs/log-batch":
-                self.metrics += given.get("metrics", [])
+                # As a database does, whose key these four are.
+                for metric in given.get("metrics", []):
+                    row = tuple(metric[k] for k in ("key", "timestamp", "step", "value"))
+                    if row not in self.rows:
+                        self.rows.add(row)
+                        self.metrics.append(metric)
+                self.num_batches += 1
                 self.params |= {p["key"]: p["value"] for p in given.get("params", [])}
                 self.tags |= {t["key"]: t["value"] for t in given.get("tags", [])}
+                return {}
+            if name == "runs/log-inputs":
                 return {}
             if name == "metrics/get-history":
                 return {"metrics": [m for m in self.metrics if m["key"] == given["metric_key"]]}
@@ -118,7 +149,7 @@ class FailingServer:
             "experiment_id": "1",
             "status": self.status,
             "lifecycle_stage": "active",
-            "artifact_uri": "file:///nowhere",
+            "artifact_uri": self.artifacts.as_uri(),
         }
         latest = list({m["key"]: m for m in self.metrics}.values())
         data = {

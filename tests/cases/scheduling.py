@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import dagster as dg
 
+from dflash_pipeline.assets.automation import whole_chain
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.assets.retraining import nightly
@@ -171,7 +172,7 @@ def ticks_between(cron: str, timezone: str, since: datetime, until: datetime) ->
         target=Target(path=Path("none")),
         schedule=Schedule(cron=cron, timezone=timezone),
     )
-    schedule = nightly(Workbench(recipe=recipe, storage=Storage(root=Path("none"))))
+    schedule = nightly(Workbench(recipe=recipe, storage=Storage(root=Path("none"))), whole_chain(recipe))
     ticks: list[datetime] = []
     for tick in _iterator(schedule, since.timestamp()):
         if tick >= until:

@@ -19,17 +19,17 @@ from mlflow import MlflowClient
 from dflash_pipeline.contracts.events import StepRecord
 from dflash_pipeline.stages.loss_series import LossStep
 from dflash_pipeline.stages.spikes import spike_facts, told_of
-from dflash_pipeline.tracking.mlflow_runs import ensure_experiment, run_status, values_by_step
-from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
-from dflash_pipeline.tracking.spool import send_missing
+from dflash_pipeline.tracking.mlflow_runs import RunTemplate, ensure_experiment, run_status, values_by_step
+from dflash_pipeline.tracking.replay import replay
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
-from dflash_pipeline.training.event_log import EventLog, last_attempt_losses
+from dflash_pipeline.training.event_log import last_attempt_losses
 from tests.cases.mlflow_stub import FailingServer
+from tests.tracking.logged_run import LoggedRun
 from tests.tracking.training_records import step as step_record
 
 LOSS = "train/loss"
 NONFINITE = "loss/nonfinite"
-POINTS_OF_A_RECORD = 10
+POINTS_OF_A_RECORD = 19
 """Points that a step makes when it took no measurable time."""
 
 
@@ -93,41 +93,42 @@ def _spikes(losses: Sequence[float | str]) -> dict[str, Any]:
 
 
 def _nonfinite(metrics: Sequence[Mapping[str, Any]], experiment: Experiment) -> dict[str, Any]:
-    tracker = _tracker(experiment, None)
-    tracker.start({})
+    run = _run(experiment, None)
+    run.start({})
     for metric in metrics:
-        tracker.tell(_record(metric["step"], float(metric["loss"])))
-    tracker.end("finished")
-    uri, run_id = experiment.uri, _run_id(tracker)
-    run = MlflowClient(uri).get_run(run_id)
-    stored = {key: values_by_step(uri, run_id, key) for key in run.data.metrics}
+        run.tell(_record(metric["step"], float(metric["loss"])))
+    run.end("finished")
+    uri, run_id = experiment.uri, run.run_id
+    found = MlflowClient(uri).get_run(run_id)
+    stored = {key: values_by_step(uri, run_id, key) for key in found.data.metrics}
     return {
         "steps_taken": len(metrics),
         "loss_points": stored[LOSS],
         "nonfinite_count": int(max(stored[NONFINITE].values())),
         "largest_value_of_any_metric": max(abs(v) for values in stored.values() for v in values.values()),
-        "run_readable": bool(run.data.metrics),
+        "run_readable": bool(found.data.metrics),
         "run_status": run_status(uri, run_id),
     }
 
 
 def _many(case: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """As many points as the case says, waiting together. One step of ours makes at most 13, so they span steps."""
+    """As many points as the case says, waiting together. One step of ours makes at most 36, so they span steps."""
     records = math.ceil(case["metrics_at_step"] / POINTS_OF_A_RECORD)
-    tracker = _tracker(experiment, None)
+    run = _run(experiment, None)
+    run.log.start({})
     for number in range(records):
-        tracker.tell(_record(case["step"] + number, 1.0, seconds=0.0))
+        run.log.tell(_record(case["step"] + number, 1.0, seconds=0.0))
     with _requests_seen() as sizes:
-        tracker.start({})
-        tracker.end("finished")
-    uri, run_id = experiment.uri, _run_id(tracker)
+        run.mlflow.start({})
+        run.end("finished")
+    uri, run_id = experiment.uri, run.run_id
     keys = MlflowClient(uri).get_run(run_id).data.metrics
     return {
         "points_given": records * POINTS_OF_A_RECORD,
         "points_stored": sum(len(MlflowClient(uri).get_metric_history(run_id, key)) for key in keys),
         "requests_with_points": len([s for s in sizes if s]),
         "largest_request": max(sizes),
-        "note": f"the points of {records} steps, sent together: one step of this pipeline has at most 13",
+        "note": f"the points of {records} steps, sent together: one step of this pipeline has at most 36",
     }
 
 
@@ -150,22 +151,20 @@ def _requests_seen() -> Iterator[list[int]]:
 
 def _two_attempts(case: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
     """The first attempt is not ended, as a killed one is not; both also write the run's event log."""
-    uri, events = experiment.uri, experiment.storage / f"{experiment.name}.jsonl"
+    uri = experiment.uri
     attempts = (case["first_attempt"]["logged_steps"], case["second_attempt"]["logged_steps"])
     steps = [range(first, last + 1) for first, last in attempts]
     run_id: str | None = None
     for number, logged in enumerate(steps, start=1):
-        log, tracker = EventLog(events), _tracker(experiment, run_id)
-        log.start({})
-        tracker.start({})
+        run = _run(experiment, run_id)
+        run.start({})
         for step in logged:
-            record = _record(step, float(number), attempt=number)
-            log.tell(record)
-            tracker.tell(record)
+            run.tell(_record(step, float(number), attempt=number))
         if number == len(steps):
-            log.end("finished")
-        tracker.end("finished" if number == len(steps) else "killed")
-        run_id = _run_id(tracker)
+            run.end("finished")
+        else:
+            run.mlflow.end("killed")
+        run_id, events = run.run_id, run.events
     assert run_id is not None
     values = values_by_step(uri, run_id, LOSS)
     in_log = {step: float.fromhex(loss) for step, loss in last_attempt_losses(events)}
@@ -185,28 +184,29 @@ def _two_attempts(case: Mapping[str, Any], experiment: Experiment) -> dict[str, 
 def _outage(case: Mapping[str, Any]) -> dict[str, Any]:
     """Steps at the case's pace while the server changes at the steps it names; then what is missing is sent."""
     changes = {entry["from_step"]: entry["server"] for entry in case["timeline"]}
-    with tempfile.TemporaryDirectory(prefix="dflash-case-") as folder, FailingServer() as server:
-        events = Path(folder) / "events.jsonl"
-        log, tracker = EventLog(events), _tracker_at(server.uri, "cases", Path(folder), None)
+    with (
+        tempfile.TemporaryDirectory(prefix="dflash-case-") as folder,
+        FailingServer(Path(folder) / "artifacts") as server,
+    ):
+        run = LoggedRun(server.uri, Path(folder), artifact_location=None, end_wait_seconds=60.0)
         longest, began = 0.0, time.monotonic()
         server.behave(changes.get(0, "up"))
-        log.start({})
-        tracker.start({})
+        run.start({})
         for step in range(case["steps"]):
             if step in changes:
                 server.behave(changes[step])
             due = began + (step + 1) * case["step_seconds"]
             before = time.monotonic()
-            record = _record(step, 1.0 + step)
-            log.tell(record)
-            tracker.tell(record)
+            run.tell(_record(step, 1.0 + step))
             longest = max(longest, time.monotonic() - before)
             time.sleep(max(0.0, due - time.monotonic()))
         seconds = time.monotonic() - began
-        log.end("finished")
-        tracker.end("finished")
+        run.end("finished")
         at_the_end = server.points(LOSS)
-        sent = send_missing(events, tracking_uri=server.uri, run_id=_run_id(tracker, wait=5.0))
+        template = RunTemplate(
+            tracking_uri=server.uri, experiment="cases", artifact_location=None, run_name="case", tags={}, started_ms=1
+        )
+        sent = replay(Path(folder), template, run_id=run.run_id, status="finished").sent
         return {
             "steps": case["steps"],
             "seconds": seconds,
@@ -228,26 +228,15 @@ def _points_facts(points: Sequence[tuple[int, float]], steps: int) -> dict[str, 
     }
 
 
-def _tracker(experiment: Experiment, run_id: str | None) -> MlflowTracker:
-    return _tracker_at(experiment.uri, experiment.name, experiment.storage, run_id)
-
-
-def _tracker_at(uri: str, experiment: str, storage: Path, run_id: str | None) -> MlflowTracker:
-    return MlflowTracker(
-        uri,
-        experiment,
-        artifact_location=artifact_location(storage),
+def _run(experiment: Experiment, run_id: str | None) -> LoggedRun:
+    return LoggedRun(
+        experiment.uri,
+        experiment.storage / experiment.name,
+        experiment=experiment.name,
+        artifact_location=artifact_location(experiment.storage),
         run_id=run_id,
-        run_name="case",
-        tags={},
         end_wait_seconds=60.0,
     )
-
-
-def _run_id(tracker: MlflowTracker, *, wait: float = 0.0) -> str:
-    run_id = tracker.run_id(wait_seconds=wait)
-    assert run_id is not None, "no server has answered"
-    return run_id
 
 
 def _record(step: int, loss: float, *, attempt: int = 1, seconds: float = 0.5) -> StepRecord:

@@ -143,6 +143,14 @@ def test_evaluate_and_verify_what_the_run_exported(chain, dflash, tmp_path):
     assert answer.code == 0
     assert found["acceptance"].keys() == {"mean", "pooled", "histogram", "per_position", "interval"}
     assert (found["lossless"], found["num_prompts"]) == (True, 3)
+    assert [group["name"] for group in found["by_source"]] == ["prompts.jsonl"]
+    assert (len(found["prompts"]), found["temperature"], found["expected_speedup"]) == (3, 0.0, None)
+    drawn = dflash(
+        *("evaluate", "--draft", chain.facts["export_dir"], "--prompts", prompts, "--max-new-tokens", 8, *pair),
+        *("--temperature", 1.0, "--batch-size", 2, "--cost-ratio", 0.5),
+    ).document
+    assert (drawn["lossless"], drawn["temperature"]) == (None, 1.0)
+    assert drawn["expected_speedup"] == pytest.approx(drawn["acceptance"]["mean"] / 1.5)
     verified = dflash("verify-export", chain.facts["export_dir"], *pair)
     assert (verified.code, verified.document["ok"]) == (0, True)
     assert all(check.keys() == {"name", "ok", "detail"} for check in verified.document["checks"])

@@ -12,6 +12,8 @@ from dflash_pipeline.cli.app import app
 COMMANDS = typer.main.get_command(app).commands
 CONTRACT = {"run", "ingest", "rejected", "show-sample", "boundaries", "plan", "manifest", "train", "evaluate"} | {
     "verify-export",
+    "export",
+    "promote",
     "preflight",
     "ui",
 }

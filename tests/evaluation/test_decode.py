@@ -66,6 +66,7 @@ def test_acceptance_is_what_the_drafter_deserves(right):
     oracle = Oracle(PROMPT + alone, right=right)
     decoded = draft_and_verify(target, oracle, PROMPT, max_new_tokens=33, stop_ids=NEVER)
     assert decoded.tokens == tuple(alone[:33])
+    assert not decoded.cut
     assert set(decoded.accepted) == {right + 1}
     assert sum(decoded.accepted) == 32
     # The block always starts right after the context, at the last token that is not verified yet.
@@ -82,6 +83,8 @@ def test_a_stop_token_ends_the_answer_with_itself(right):
     decoded = draft_and_verify(target, oracle, PROMPT, max_new_tokens=64, stop_ids={stop})
     assert decoded.tokens == tuple(short) == tuple(alone[: alone.index(stop) + 1])
     assert sum(decoded.accepted) == len(short) - 1
+    # A stop token that the target gives itself ends a whole round; among drafted ones it cuts what would have followed.
+    assert decoded.cut == (right == 7)
 
 
 def test_the_last_round_is_cut_where_the_answer_ends():
@@ -90,12 +93,13 @@ def test_the_last_round_is_cut_where_the_answer_ends():
     decoded = draft_and_verify(target, Oracle(PROMPT + alone, right=7), PROMPT, max_new_tokens=20, stop_ids=NEVER)
     assert decoded.tokens == tuple(alone[:20])
     assert decoded.accepted == (8, 8, 3)
+    assert decoded.cut
 
 
 def test_one_token_needs_no_round():
     target, drafter = tiny_target(), strong_drafter(tiny_config())
     decoded = draft_and_verify(target, drafter, PROMPT, max_new_tokens=1, stop_ids=NEVER)
-    assert (len(decoded.tokens), decoded.accepted) == (1, ())
+    assert (len(decoded.tokens), decoded.accepted, decoded.cut) == (1, (), False)
 
 
 def test_other_taps_and_empty_prompts_are_refused():

@@ -16,6 +16,8 @@ from dflash_pipeline.evaluation.verify import verify_export
 from dflash_pipeline.model.drafter import DrafterCache
 from tests.tiny_models import strong_drafter, tiny_config, tiny_model
 
+QUESTIONS = ["files", "config", "tensors", "target", "tokenizer", "decoding", "acceptance"]
+
 
 def answers(folder, target_dir) -> dict[str, bool]:
     return {check.name: check.ok for check in verify_export(folder, target_dir)}
@@ -55,9 +57,10 @@ def test_a_drafter_comes_back_and_drafts_the_same(target_dir, tmp_path, dtype):
 
 def test_a_whole_export_passes_every_check(exported, target_dir):
     checks = verify_export(exported, target_dir)
-    assert [check.name for check in checks] == ["files", "config", "tensors", "tokenizer", "decoding"]
+    assert [check.name for check in checks] == QUESTIONS
     assert all(check.ok for check in checks), checks
-    assert "acceptance length" in checks[-1].detail
+    assert "acceptance length" in checks[-2].detail
+    assert "carries no report" in checks[-1].detail
 
 
 @pytest.mark.parametrize(
@@ -82,8 +85,10 @@ def test_other_tensors_than_the_config_implies_are_refused(exported, target_dir,
         "files": False,
         "config": True,
         "tensors": False,
+        "target": True,
         "tokenizer": True,
         "decoding": False,
+        "acceptance": False,
     }
 
 

@@ -1,5 +1,7 @@
 """Prompts come in the forms of benchmark files; what is none of them is named by its line."""
 
+import gzip
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -19,7 +21,8 @@ def render(messages):
 def read(tmp_path, tokenizer, *rows, limit=99):
     path = tmp_path / "p.jsonl"
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return [tokenizer.decode(ids) for ids in read_prompts(path, render=render, tokenizer=tokenizer, limit=limit)]
+    found = read_prompts(path, render=render, tokenizer=tokenizer, limit=limit)
+    return [tokenizer.decode(prompt.ids) for prompt in found]
 
 
 ASKED = "<|im_start|>user\nhow many ?<|im_end|>\n<|im_start|>assistant\n"
@@ -78,3 +81,27 @@ def test_text_in_another_encoding_is_refused_by_its_line_and_byte(tmp_path, toke
     path.write_bytes('{"prompt": "é"}\n'.encode() + '{"prompt": "é"}\n'.encode("latin-1"))
     with pytest.raises(Refused, match=r"p\.jsonl:2: no UTF-8 text: byte 0xe9 at column 13; save the file in UTF-8"):
         read_prompts(path, render=render, tokenizer=tokenizer, limit=9)
+
+
+SOURCES = [
+    ('{"prompt": "a"}', "p.jsonl.gz"),
+    ('{"question_id": 81, "category": "writing", "turns": ["a", "b"]}', "writing"),
+    ('{"question": "a", "source": "mine"}', "mine"),
+    ('{"task_id": "HumanEval/0", "prompt": "a", "category": ""}', "p.jsonl.gz"),
+]
+
+
+def test_packed_files_and_where_each_prompt_comes_from(tmp_path, tokenizer):
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(gzip.compress("\n".join(row for row, _ in SOURCES).encode()))
+    found = read_prompts(path, render=render, tokenizer=tokenizer, limit=9)
+    assert [prompt.source for prompt in found] == [source for _, source in SOURCES]
+    assert len({prompt.ids.tobytes() for prompt in found}) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:-8] + bytes(8)])
+def test_a_damaged_packed_file_is_refused(tmp_path, tokenizer, damage):
+    path = tmp_path / "p.jsonl.gz"
+    path.write_bytes(damage(gzip.compress(b'{"prompt": "a"}\n' * 50)))
+    with pytest.raises(Refused, match="not readable"):
+        read_prompts(path, render=render, tokenizer=tokenizer, limit=99)

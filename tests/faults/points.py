@@ -54,11 +54,15 @@ KILLS = [
     *_kills("planned", "run.before-start", "run.after-start", "events.before-append"),
     # The first event is the start: the third is a step inside epoch 0, the eighth one inside epoch 1.
     *_kills("planned", "events.after-append:3", "events.after-append:8"),
+    *_kills("planned", "spool.before-mark"),
     *_kills("planned", "checkpoint.before-write", "checkpoint.before-hash", "checkpoint.before-rename"),
     *_kills("planned", "checkpoint.after-rename", "checkpoint.before-rename:2", "checkpoint.after-rename:2"),
     *_kills("planned", "checkpoint.before-prune", "run.before-end", "run.after-end"),
     *_kills("trained", "export.before-write", "export.before-hash", "export.before-rename", "export.after-rename"),
     *_kills("trained", "report.before-write", "report.after-write"),
+    *_kills("trained", "folder.before-put", "folder.before-list", "folder.after-put"),
+    *_kills("trained", "promotion.before-append", "promotion.after-append"),
+    *_kills("trained", "promotion.before-alias", "promotion.after-alias"),
 ]
 
 AGAIN_AND_AGAIN = _kills(

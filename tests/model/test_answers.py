@@ -1,5 +1,6 @@
 """Answers by the small target: greedy, batched, cut clean."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dflash_pipeline.contracts.errors import ContractBroken, Refused
+from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.model.answers import Answer, AnswerSettings, answer_prompts
 
 LIMIT = 115
@@ -126,3 +128,34 @@ def test_batch_size_is_no_part_of_the_identity():
     assert one.fingerprint == two.fingerprint != other.fingerprint
     with pytest.raises(ContractBroken, match="max_new_tokens 0"):
         AnswerSettings(max_new_tokens=0, batch_size=1)
+
+
+def test_what_is_drawn_hangs_on_seed_and_prompts_alone(model, tokenizer):
+    def drawn(**settings):
+        return answer_prompts(
+            model, tokenizer, PROMPTS[:2], AnswerSettings(max_new_tokens=12, batch_size=2, temperature=1.5, **settings)
+        )
+
+    torch.manual_seed(5)
+    first, state = drawn(seed=1), torch.get_rng_state()
+    assert first == drawn(seed=1) != drawn(seed=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    greedy = answer_prompts(model, tokenizer, PROMPTS[:2], AnswerSettings(max_new_tokens=12, batch_size=2))
+    assert first != greedy
+    # Only the best token is left to draw from.
+    assert drawn(seed=1, top_k=1) == greedy
+    assert drawn(seed=1, top_p=1e-6) == greedy
+
+
+def test_greedy_answers_keep_the_name_they_had_before_there_was_sampling():
+    plain = AnswerSettings(max_new_tokens=8, batch_size=1)
+    assert plain.fingerprint == fingerprint(max_new_tokens=8, version=1)
+    others = [{"temperature": 1.0}, {"temperature": 1.0, "seed": 1}, {"temperature": 1.0, "top_k": 3}]
+    others += [{"served": "chat m"}, {"served": "chat m", "served_thinking": True}, {"served": "completions m"}]
+    assert len({replace(plain, **other).fingerprint for other in others} | {plain.fingerprint}) == 7
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -0.1}, {"top_p": 0.0}, {"top_p": 1.1}, {"top_k": 0}])
+def test_sampling_has_bounds(wrong):
+    with pytest.raises(ContractBroken, match="temperature"):
+        AnswerSettings(max_new_tokens=8, batch_size=1, **wrong)

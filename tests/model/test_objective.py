@@ -13,7 +13,13 @@ from dflash_pipeline.model import objective as objective_module
 from dflash_pipeline.model import slot_losses as slot_losses_module
 from dflash_pipeline.model.anchors import default_anchor_share, sample_anchors, supervised_slots
 from dflash_pipeline.model.blocks import TrainingBatch, in_rows, place_blocks
-from dflash_pipeline.model.objective import Objective, default_decay, micro_batch_loss, planned_weights
+from dflash_pipeline.model.objective import (
+    Objective,
+    default_decay,
+    leading_correct,
+    micro_batch_loss,
+    planned_weights,
+)
 from tests.tiny_models import (
     MASK_TOKEN,
     VOCAB,
@@ -317,3 +323,20 @@ def test_leading_correct_slots_are_counted_up_to_the_first_wrong_one(target, mon
     parts = micro_batch_loss(strong_drafter(tiny_config()), target, batch, weights, DECAY)
     assert int(within.sum()) == 17
     assert (int(parts.num_correct_prefix), int(parts.num_blocks)) == (3 + 2 + 0 + 3, 3)
+
+
+@given(data=st.data())
+def test_slots_without_a_weight_are_no_misses_and_end_no_block(data):
+    """Against a plain loop, with holes anywhere."""
+    blocks, slots = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 6))
+    weighted = [[False, *data.draw(st.lists(st.booleans(), min_size=slots, max_size=slots))] for _ in range(blocks)]
+    right = [[data.draw(st.booleans()) for _ in range(slots + 1)] for _ in range(blocks)]
+    expected = 0
+    for block_weighted, block_right in zip(weighted, right, strict=True):
+        for has_weight, is_right in zip(block_weighted, block_right, strict=True):
+            if has_weight and not is_right:
+                break
+            expected += has_weight
+    chosen = torch.tensor(weighted).flatten().nonzero().squeeze(1)
+    found = leading_correct(torch.tensor(right).flatten()[chosen], chosen, torch.Size((blocks, slots + 1)))
+    assert int(found) == expected

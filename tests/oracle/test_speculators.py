@@ -6,7 +6,7 @@ of labels are one; ours is divided as theirs is; and for sliding layers it is gi
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_pipeline.evaluation.export import export_drafter, load_drafter
+from dflash_pipeline.evaluation.speculators_format import Verifier
+from dflash_pipeline.evaluation.verify import verify_export
 from dflash_pipeline.model import masks
 from dflash_pipeline.model.anchors import sample_anchors, supervised_slots
 from dflash_pipeline.model.blocks import Blocks, TrainingBatch, end_to_end, in_rows, place_blocks
@@ -123,6 +125,61 @@ def test_the_converter_takes_the_export_whole(talking_dir, tmp_path):
     ours, theirs = load_file(tmp_path / "d/model.safetensors"), load_file(converted / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+NOT_OURS = {"auto_map", "transformers_version"}
+"""Of a class that their saving copies beside the weights, and of the library: no server reads either."""
+LIBRARY_DEFAULTS = {"bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "transformers_version"}
+"""What their converter adds to the layers' config, as transformers fills it in when it reads ours."""
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_our_speculators_form_is_what_the_converter_makes(talking_dir, tmp_path, window):
+    config = tiny_config(window=window)
+    theirs, ours = convert(config, talking_dir, tmp_path), speculators_export(config, talking_dir, tmp_path / "ours")
+    made, written = (json.loads((folder / "config.json").read_text()) for folder in (theirs, ours))
+    of_layers, our_layers = made.pop("transformer_layer_config"), written.pop("transformer_layer_config")
+    assert {key: written.get(key, "missing") for key in made.keys() - NOT_OURS} == {
+        key: made[key] for key in made.keys() - NOT_OURS
+    }
+    assert written.keys() - made.keys() == {"num_target_layers"}
+    assert {key: our_layers.get(key, "missing") for key in of_layers.keys() - LIBRARY_DEFAULTS} == {
+        key: of_layers[key] for key in of_layers.keys() - LIBRARY_DEFAULTS
+    }
+    # Both customary places of the rotary base, as in z-lab's form.
+    assert our_layers.keys() - of_layers.keys() == {"rope_theta", "rope_scaling"}
+    tensors, expected = load_file(ours / "model.safetensors"), load_file(theirs / "model.safetensors")
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+def test_their_loader_reads_our_speculators_form(talking_dir, tmp_path, monkeypatch, documents, window):
+    config = tiny_config(window=window)
+    theirs = load(convert(config, talking_dir, tmp_path))
+    ours = load(speculators_export(config, talking_dir, tmp_path / "ours"))
+    assert ours.config.aux_hidden_state_layer_ids == [tap + 1 for tap in TAPS]
+    expected, found = theirs.state_dict(), ours.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    losses_of = [float(their_loss(module, documents, monkeypatch, loss="ce").detach()) for module in (theirs, ours)]
+    assert losses_of[0] == losses_of[1]
+
+
+def test_a_converted_folder_is_read_by_ours(talking_dir, tmp_path):
+    """Their form does not say how deep the target is: the least that has these taps is taken."""
+    config = tiny_config()
+    loaded = load_drafter(convert(config, talking_dir, tmp_path))
+    assert loaded.config == replace(config, num_target_layers=TAPS[-1] + 2)
+    checks = {check.name: check.ok for check in verify_export(tmp_path / "converted", talking_dir)}
+    assert (checks["target"], checks["tensors"], checks["decoding"]) == (True, True, True)
+
+
+def speculators_export(config, target_dir, folder):
+    verifier = Verifier(name_or_path=str(target_dir), architectures=("Qwen3ForCausalLM",))
+    state = strong_drafter(config).state_dict()
+    export_drafter(config, state, target_dir=target_dir, out=folder, card="", verifier=verifier)
+    return folder
 
 
 def convert(config, target_dir, folder):

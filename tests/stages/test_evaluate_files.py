@@ -8,14 +8,21 @@ from pathlib import Path
 import pytest
 
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.evaluation.acceptance import AcceptanceReport, PromptResult, combine_results
+from dflash_pipeline.evaluation.acceptance import AcceptanceReport, PromptAcceptance, combine_results
+from dflash_pipeline.evaluation.choice import GREEDY
 from dflash_pipeline.evaluation.export import export_drafter
 from dflash_pipeline.stages import evaluate_files as stage
 from dflash_pipeline.store.files import HASH_LIST
 from tests.tiny_models import strong_drafter, tiny_config
 
 TARGET = Path(__file__).parents[2] / "examples" / "target"
-MEASURED = combine_results([PromptResult(num_tokens=3, histogram=(1, 1), lossless=True, seconds=1.0)])
+MEASURED = combine_results(
+    [
+        PromptAcceptance(
+            source="", prompt="", prompt_tokens=1, num_tokens=4, histogram=(1, 1), cut_tokens=0, lossless=True
+        )
+    ]
+)
 
 
 @pytest.fixture
@@ -32,9 +39,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Exports that decoding was asked for; nothing in this file really decodes."""
     asked: list[Path] = []
 
-    def measure(candidates, prompts, **settings):
-        asked.extend(candidate.export_dir for candidate in candidates)
-        return [MEASURED]
+    def measure(candidate, prompts, decoding, **settings):
+        asked.append(candidate.export_dir)
+        return MEASURED
 
     monkeypatch.setattr(stage, "measure_in_processes", measure)
     return asked
@@ -43,7 +50,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def evaluate(export: Path, folder: Path) -> AcceptanceReport:
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
-    return stage.evaluate_files(export, TARGET, prompts, num_prompts=1, max_new_tokens=2, num_processes=1)
+    return stage.evaluate_files(
+        export, TARGET, prompts, num_prompts=1, max_new_tokens=2, num_processes=1, batch_size=1, choice=GREEDY
+    )
 
 
 def test_a_whole_export_is_decoded(export, decoded, tmp_path):

@@ -4,16 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.results import ExportedDrafter, TrainedDrafter
+from dflash_pipeline.evaluation.acceptance import PromptAcceptance, combine_results
+from dflash_pipeline.evaluation.prompts import Prompt
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages import acceptance
-from dflash_pipeline.stages.acceptance import make_report
+from dflash_pipeline.stages.acceptance import make_report, measured
 from dflash_pipeline.stages.conversations import make_conversations
 from dflash_pipeline.stages.export import make_export
 from dflash_pipeline.store.files import folder_faults
@@ -64,9 +65,9 @@ def test_prompts_are_held_out_conversations_up_to_the_answer_with_their_tools(tm
     )
     recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"chat_template": template})})
     ingestion = make_conversations(recipe, storage).record
-    given: list[list[np.ndarray]] = []
+    given: list[list[Prompt]] = []
 
-    def measure(candidates, prompts, **settings):
+    def measure(candidate, prompts, decoding, **settings):
         given.append(list(prompts))
         raise KeyboardInterrupt
 
@@ -74,8 +75,9 @@ def test_prompts_are_held_out_conversations_up_to_the_answer_with_their_tools(tm
     with pytest.raises(KeyboardInterrupt):
         make_report(recipe, storage, ingestion, exported(tmp_path / "export"))
     tokenizer = acceptance.ChatRenderer(recipe.target.path).tokenizer
-    texts = [tokenizer.decode(ids) for ids in given[0]]
+    texts = [tokenizer.decode(prompt.ids) for prompt in given[0]]
     assert len(texts) == 3
+    assert {prompt.source for prompt in given[0]} == {"rows.jsonl"}
     assert all("TOOLS 1" in text and "question" in text and "the answer" not in text for text in texts)
 
 
@@ -95,3 +97,33 @@ def test_a_damaged_export_is_set_aside_and_written_again_alike(chain, tmp_path):
     assert folder_faults(out) == []
     assert weights.read_bytes() == whole
     assert (out.with_name(f"{out.name}.damaged-1") / weights.name).read_bytes() != whole
+
+
+def test_a_drafter_is_decoded_once_for_the_same_files_prompts_and_settings(tmp_path, monkeypatch):
+    storage = Storage(root=tmp_path / "storage")
+    recipe = recipe_of(tmp_path, validation_fraction=0.5, rows=[conversation(n) for n in range(12)])
+    ingestion = make_conversations(recipe, storage).record
+    asked: list[float] = []
+
+    def measure(candidate, prompts, decoding, **settings):
+        asked.append(decoding.choice.temperature)
+        result = PromptAcceptance(
+            source="a", prompt="p", prompt_tokens=3, num_tokens=4, histogram=(1, 1), cut_tokens=0, lossless=None
+        )
+        return combine_results([result], temperature=decoding.choice.temperature)
+
+    monkeypatch.setattr(acceptance, "measure_in_processes", measure)
+    folder = Path(exported(tmp_path / "export").export_dir)
+    warm = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"temperature": 0.5})})
+    wide = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"batch_size": 2})})
+    first = measured(recipe, storage, ingestion, folder)
+    assert measured(recipe, storage, ingestion, folder) == measured(wide, storage, ingestion, folder) == first
+    assert asked == [0.0]
+    assert measured(warm, storage, ingestion, folder).temperature == 0.5
+    comparison = make_report(recipe, storage, ingestion, replace(EXPORT, export_dir=str(folder)))
+    assert (comparison.reused, comparison.record.trained, comparison.record.estimate) == (False, first, None)
+    assert asked == [0.0, 0.5, 0.0]
+    assert make_report(recipe, storage, ingestion, replace(EXPORT, export_dir=str(folder))).reused
+    (folder / "model.safetensors").write_bytes(b"others")
+    measured(recipe, storage, ingestion, folder)
+    assert asked == [0.0, 0.5, 0.0, 0.0]

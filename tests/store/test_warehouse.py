@@ -363,6 +363,25 @@ def test_answers_are_kept_by_target_and_settings(warehouse: Warehouse) -> None:
     assert warehouse.find_answers("t", "s", []) == {}
 
 
+def test_a_reason_gives_way_to_an_answer_or_a_newer_reason(warehouse: Warehouse) -> None:
+    warehouse.save_answers("t", "s", [], [("p", "no_reply"), ("q", "no_reply"), ("r", "refused")])
+    warehouse.save_answers("t", "other", [], [("p", "rejected")])
+    warehouse.save_answers("t", "s", [("p", "here", True)], [("q", "malformed")])
+    assert warehouse.find_unanswered("t", "s", ["p", "q", "r", "none"]) == {"q": "malformed", "r": "refused"}
+    assert warehouse.find_unanswered("t", "other", ["p", "q"]) == {"p": "rejected"}
+    assert warehouse.find_answers("t", "s", ["p", "q", "r"]) == {"p": ("here", True)}
+
+
+def test_an_older_file_gets_the_table_of_reasons_and_keeps_its_answers(warehouse: Warehouse) -> None:
+    warehouse.save_answers("t", "s", [("p", "x", True)])
+    with warehouse.database.transaction() as connection:
+        connection.execute("DROP TABLE unanswered")
+    assert warehouse.find_unanswered("t", "s", ["p"]) == {}
+    warehouse.save_answers("t", "s", [], [("q", "refused")])
+    assert warehouse.find_unanswered("t", "s", ["p", "q"]) == {"q": "refused"}
+    assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
+
+
 def test_lengths_and_histogram_are_of_the_training_side(warehouse: Warehouse) -> None:
     warehouse.save_sequences("other", sequences([(99, 9)], []))
     table = sequences([(7, 2), (3, 1), (7, 4), (5, 5)], [(3, 3), (50, 1)])
@@ -394,7 +413,7 @@ def test_sequences_must_fit(warehouse: Warehouse) -> None:
 
 def save_everything(warehouse: Warehouse) -> None:
     save(warehouse)
-    warehouse.save_answers("t", "s", [("p", "x", True)])
+    warehouse.save_answers("t", "s", [("p", "x", True)], [("q", "refused")])
     warehouse.save_sequences("s", sequences([(7, 2), (3, 1)], [(4, 1)]))
     warehouse.histogram("s")
     warehouse.save_boundaries("s", fingerprint="b", record=PLAN.spec)

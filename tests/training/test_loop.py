@@ -1,5 +1,6 @@
 """A run of three epochs that differ in steps: the same weights, bit for bit, however often it is stopped."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -66,6 +67,46 @@ def test_records_add_up_to_the_plan(toy, whole):
         assert sum(s.padded_tokens for s in steps) == epoch.padded_tokens
         assert sum(s.supervised_tokens for s in steps) == epoch.supervised_tokens
         assert sum(s.num_anchors for s in steps) == sum(min(3, length - 3) for length in LENGTHS)
+
+
+def test_every_step_says_where_its_time_went(toy, whole):
+    for record in whole.recorder.steps:
+        work = (record.target_seconds, record.drafter_seconds, record.backward_seconds, record.optimizer_seconds)
+        assert min(work) > 0
+        assert sum(work) + record.communication_seconds + record.data_wait_seconds <= record.seconds
+        assert record.rank_busy_seconds == pytest.approx((sum(work),))
+        assert record.rank_real_tokens == (record.real_tokens,)
+        assert record.memory_bytes > 2**20
+        assert np.isnan(record.peak_share)
+
+
+def test_the_time_left_is_known_from_the_third_step_and_nothing_is_left_at_the_end(toy, whole):
+    steps = whole.recorder.steps
+    assert [np.isnan(s.seconds_left) for s in steps] == [True, True, *[False] * (len(steps) - 2)]
+    assert all(0 <= s.seconds_left_low <= s.seconds_left <= s.seconds_left_high for s in steps[2:])
+    assert (steps[-1].seconds_left, steps[-1].seconds_left_high) == (0.0, 0.0)
+
+
+def test_an_epoch_tells_what_its_buckets_took_and_what_they_should_have(toy, whole):
+    for told in whole.recorder.epochs:
+        steps = [s for s in whole.recorder.steps if s.epoch == told.epoch]
+        seconds = sum(s.seconds for s in steps)
+        assert {b.bucket: b.num_steps for b in told.buckets} == dict(Counter(s.bucket for s in steps))
+        assert sum(b.seconds for b in told.buckets) == pytest.approx(seconds)
+        assert sum(b.expected_seconds for b in told.buckets) == pytest.approx(seconds)
+        assert told.rank_busy_seconds == pytest.approx((sum(sum(s.rank_busy_seconds) for s in steps),))
+
+
+def test_a_resumed_epoch_tells_of_all_its_steps(toy, tmp_path):
+    first = plan_of(toy).epochs[0].num_steps
+    stopped = train(toy, run_dir=tmp_path, stop_after=first - 3)
+    resumed = train(toy, run_dir=tmp_path, stop_after=first)
+    assert np.isnan(resumed.recorder.steps[1].seconds_left)
+    assert not np.isnan(resumed.recorder.steps[2].seconds_left)
+    [told] = resumed.recorder.epochs
+    seconds = sum(s.seconds for s in [*stopped.recorder.steps, *resumed.recorder.steps])
+    assert sum(b.num_steps for b in told.buckets) == first
+    assert sum(b.seconds for b in told.buckets) == pytest.approx(seconds)
 
 
 def test_fillers_count_for_nothing(tmp_path):

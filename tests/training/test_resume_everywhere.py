@@ -67,10 +67,10 @@ def test_stopped_twice_within_an_epoch_each_sample_is_trained_once_an_epoch(toy,
         accumulate = trainer._steps
 
         def steps(manifest, at):
-            for prepared, seconds, result in accumulate(manifest, at):
+            for prepared, *rest in accumulate(manifest, at):
                 real = [b.source for b in prepared.batches if not b.source.filler]
                 trained[manifest.epoch] += [i for source in real for i in source.sample_ids.tolist()]
-                yield prepared, seconds, result
+                yield prepared, *rest
 
         trainer._steps = steps
 

@@ -1,5 +1,6 @@
 """What the reporter tells of a step that the detector names: which rule, how severe, and which samples."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -7,16 +8,20 @@ import pytest
 from dflash_pipeline.contracts.plan import Position
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.store.plans import load_planned_epoch
+from dflash_pipeline.training.all_ranks import RankMeasure, StepMeasure
 from dflash_pipeline.training.loader import PreparedStep
 from dflash_pipeline.training.meter import EpochMeter
 from dflash_pipeline.training.reporter import Reporter
 from dflash_pipeline.training.spikes import no_history
 from dflash_pipeline.training.step import StepResult, Wishes
+from dflash_pipeline.training.step_clock import StepTimes
 from tests.training.test_loop import LENGTHS, SPEC
 from tests.training.toy_run import Recorder, plan_of, write_toy
 
 STEP = 2
 USUAL = [1.0] * 40
+RANK = RankMeasure(data_wait=0.1, times=StepTimes(), real_tokens=9, memory_bytes=2**20, operations=math.nan)
+MEASURE = StepMeasure(ranks=(RANK,), peak_operations=math.nan)
 
 
 def told(folder, losses):
@@ -35,7 +40,7 @@ def told(folder, losses):
             loss=loss, expected_acceptance=1.0, gradient_norm=1.0, num_anchors=1, applied=True, wishes=Wishes()
         )
         prepared = PreparedStep(step=STEP, batches=(), wait_seconds=0.0)
-        reporter.step(manifest, prepared, result, progress, seconds=1.0, learning_rate=0.1)
+        reporter.step(manifest, prepared, result, progress, MEASURE, seconds=1.0, learning_rate=0.1)
     batches = [manifest.micro_batch(STEP, slot) for slot in range(SPEC.slots_per_step)]
     samples = {int(i) for batch in batches for i in batch.sample_ids}
     return recorder, samples

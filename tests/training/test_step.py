@@ -53,7 +53,7 @@ class PretendRanks(Ranks):
     """One of several ranks. Sums of what is known beforehand are over all of them; its own losses are remembered."""
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        return [sum(b.weight for b in STEP), sum(b.num_anchors for b in STEP), 0.0, 0.0]
+        return [sum(b.weight for b in STEP), sum(b.num_anchors for b in STEP), *values[2:]]
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         ASKED.append(tensor.tolist())

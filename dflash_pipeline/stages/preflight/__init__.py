@@ -4,7 +4,7 @@ target, weights   a target's folder, read as far as it can be; no weight is load
 sample            the first rows of each source, read and tokenised as the stages will
 machine           disk, memory, devices, ports: measured once
 subject           all of this for one recipe
-drafter, mask_token, text, sources, batching, disk, memory    the checks: a function each, from a subject to faults
+drafter, mask_token, text, sources, responses, batching, disk, memory    the checks: a function each, giving faults
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dflash_pipeline.stages.preflight.fault import Fault, refuse
 from dflash_pipeline.stages.preflight.machine import Machine, gib, this_machine
 from dflash_pipeline.stages.preflight.mask_token import check_mask_token
 from dflash_pipeline.stages.preflight.memory import check_devices, check_memory, check_port, check_shared_memory
+from dflash_pipeline.stages.preflight.responses import check_endpoint_key
 from dflash_pipeline.stages.preflight.sources import check_coverage, check_prompts, check_sources
 from dflash_pipeline.stages.preflight.subject import Subject, gather
 from dflash_pipeline.stages.preflight.text import check_target, check_vocabulary
@@ -43,7 +44,14 @@ OF_TRAINING: tuple[Check, ...] = (
     check_shared_memory,
     check_port,
 )
-OF_DATA: tuple[Check, ...] = (check_sources, check_coverage, check_prompts, check_lengths, check_features)
+OF_DATA: tuple[Check, ...] = (
+    check_sources,
+    check_coverage,
+    check_prompts,
+    check_lengths,
+    check_features,
+    check_endpoint_key,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from dflash_pipeline.model.loading import load_config, stop_token_ids
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.preflight.fault import Fault, noted
 from dflash_pipeline.stages.preflight.weights import Weights, read_weights
+from dflash_pipeline.stages.target_renderer import target_renderer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +41,7 @@ class Target:
 
 def read_target(recipe: Recipe) -> Target:
     """Read each part apart from the others, so that one that is broken hides none."""
-    path, template = recipe.target.path, recipe.target.chat_template
+    path = recipe.target.path
     shape, weights, stop_ids, tokenizer, renderer = None, None, frozenset[int](), None, None
     faults: list[Fault] = []
     with noted(faults):
@@ -50,7 +51,7 @@ def read_target(recipe: Recipe) -> Target:
     with noted(faults):
         stop_ids = stop_token_ids(path)
     with noted(faults):
-        renderer = ChatRenderer(path, template)
+        renderer = target_renderer(recipe.target)
         tokenizer = renderer.tokenizer
     if renderer is None:
         with noted(faults):

@@ -1,0 +1,82 @@
+"""The form before a run: the common choices, with the recipe's own values, bounds and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import dagster as dg
+from dagster._config.errors import PostProcessingError
+
+from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.recipe.batching import Batching
+from dflash_pipeline.recipe.choices import CHOICES, chosen, setting, with_choices
+
+STRATEGIES: tuple[str, ...] = get_args(Batching.model_fields["strategy"].annotation)
+# Dagster tells types of a form by its own names. `auto`, a word among numbers, is nothing there.
+_KINDS: Mapping[str, Any] = {
+    "strategy": dg.Enum("Strategy", [dg.EnumValue(name) for name in STRATEGIES]),
+    "num_buckets": dg.Noneable(int),
+    "token_budget": int,
+    "slots_per_step": int,
+    "epochs": int,
+    "learning_rate": float,
+    "num_ranks": int,
+    "max_steps": dg.Noneable(int),
+}
+_EMPTY = {"num_buckets": "auto"}
+"""What nothing means, where it is a word in the recipe."""
+
+
+class ChosenSettings(dg.Shape):
+    """Settings that one run has otherwise than its recipe, looked over as a recipe is, before the run exists."""
+
+    def __new__(cls, workbench: Workbench) -> ChosenSettings:
+        # Dagster keeps one plain Shape for equal fields; this one knows its recipe.
+        made = object.__new__(cls)
+        made._initialized = False
+        return made
+
+    def __init__(self, workbench: Workbench) -> None:
+        self._workbench = workbench
+        super().__init__(_fields(workbench))
+
+    def post_process(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        settings = {name: _EMPTY.get(name) if item is None else item for name, item in value.items()}
+        try:
+            with_choices(self._workbench.recipe, settings)
+        except Refused as error:
+            raise PostProcessingError(str(error)) from None
+        return settings
+
+
+def workbench_of_the_run(workbench: Workbench) -> dg.ResourceDefinition:
+    """The recipe and storage that assets work with: the location's, with what was chosen for this run."""
+
+    def make(context: dg.InitResourceContext) -> Workbench:
+        # Nothing at all for a run that was started without a form.
+        return Workbench(
+            recipe=with_choices(workbench.recipe, context.resource_config or {}), storage=workbench.storage
+        )
+
+    return dg.ResourceDefinition(
+        make,
+        config_schema=dg.Field(ChosenSettings(workbench), is_required=False),
+        description="The recipe. What is changed here holds for this run only; `dflash run --set` does the same.",
+    )
+
+
+def _fields(workbench: Workbench) -> dict[str, dg.Field]:
+    return {name: _field(workbench, name) for name in CHOICES}
+
+
+def _field(workbench: Workbench, name: str) -> dg.Field:
+    value = chosen(workbench.recipe, name)
+    default = None if value == _EMPTY.get(name) else value
+    return dg.Field(
+        _KINDS[name],
+        is_required=False,
+        default_value=default,
+        description=setting(workbench.recipe, name).description or "",
+    )
