@@ -55,6 +55,8 @@ def evaluate(
         from dflash_pipeline.evaluation.speedup import expected_speedup
         from dflash_pipeline.stages.evaluate_files import evaluate_files
 
+        if cost_ratio is not None:
+            expected_speedup(1.0, cost_ratio=cost_ratio)  # Refused before minutes are spent on decoding.
         report = evaluate_files(
             draft,
             target,

@@ -103,9 +103,8 @@ def _metadata(facts: CardFacts) -> dict[str, Any]:
 
 def _rows(facts: CardFacts) -> list[tuple[str, str]]:
     drafter, trained, plan, snapshot = facts.drafter, facts.trained, facts.plan, facts.snapshot
-    answers = "the files' own" if snapshot.answers == "source" else f"by the target, greedy ({snapshot.answers})"
+    answers = "the files' own" if snapshot.answers == "source" else f"by the target ({snapshot.answers})"
     done = "" if trained.steps_done == trained.total_steps else f", of which {trained.steps_done} were done"
-    thinking = getattr(snapshot, "thinking", None)
     return [
         ("target", f"{facts.base_model or facts.target} (fingerprint {facts.launch.target})"),
         ("block size", f"{drafter.block_size} (drafts {drafter.block_size - 1} tokens a round)"),
@@ -123,7 +122,7 @@ def _rows(facts: CardFacts) -> list[tuple[str, str]]:
             f"snapshot {snapshot.fingerprint}: {snapshot.num_train_samples} samples, {snapshot.num_tokens} tokens",
         ),
         ("answers", answers),
-        *([] if thinking is None else [("thinking", str(thinking))]),
+        ("thinking", snapshot.thinking),
         ("loss", f"{trained.first_loss:.3f} to {trained.last_loss:.3f}"),
         (
             "made with",

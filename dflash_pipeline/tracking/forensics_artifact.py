@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 
 from mlflow import MlflowClient
 
-from dflash_pipeline.tracking.mlflow_runs import SERVER_FAULTS, without_password
+from dflash_pipeline.tracking.mlflow_runs import answer_in_time
 
 FOLDER = "forensics"
 
-logger = logging.getLogger(__name__)
-
 
 def keep_pages(tracking_uri: str, run_id: str, pages: Mapping[str, str]) -> bool:
-    """Put pages into the run's artifacts, by name, in place of those it has. Never raises for the server."""
-    client = MlflowClient(tracking_uri)
-    try:
+    """Put pages into the run's artifacts, by name, in place of those it has. Whether that was done in time.
+
+    Never raises for the server, nor waits for one that does not answer.
+    """
+
+    def put() -> bool:
+        client = MlflowClient(tracking_uri)
         for name, page in pages.items():
             client.log_text(run_id, page, f"{FOLDER}/{name}")
-    except SERVER_FAULTS as fault:
-        logger.warning("MLflow did not take the pages of %s: %s", run_id, without_password(fault))
-        return False
-    return True
+        return True
+
+    return bool(answer_in_time(put, "put the pages on loss events beside the run"))

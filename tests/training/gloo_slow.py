@@ -1,4 +1,4 @@
-"""One rank of `test_verdict.py`: `python -m tests.training.gloo_slow CONFIG OUT`. First exchange is slow, then a rank."""
+"""One rank of `test_verdict.py`: `python -m tests.training.gloo_slow CONFIG OUT`; slow exchange, then a slow rank."""
 
 from __future__ import annotations
 
