@@ -36,7 +36,7 @@ COLUMNS = [(what, clock) for what in ("drafting", "alone") for clock in CLOCKS]
 def measured(
     target: FrozenTarget, drafter: Drafter, prompts: list[list[int]], *, sizes: list[int], new_tokens: int, times: int
 ) -> dict[str, dict[str, float]]:
-    """Best tokens a second of every size after so many turns of all: drafting and by the target alone, by both clocks."""
+    """Best tokens a second of every size after so many turns of all: drafting and alone, by both clocks."""
     rates: dict[str, dict[str, float]] = {str(size): {} for size in sizes}
     tokens: dict[int, list[tuple[int, ...]]] = {}
     for _, size in itertools.product(range(times), sizes):
@@ -134,7 +134,7 @@ def _untrained(target: Path) -> Drafter:
 
 def _table(found: dict) -> str:
     lines = [f"{found['threads']} threads, {found['prompts']} prompts; tokens a second (against the first)"]
-    lines.append("batch" + "".join(f"{what:>10} {clock:>4}      " for what, clock in COLUMNS))
+    lines.append("batch" + "".join(f"{what:>15} {clock:>4}" for what, clock in COLUMNS))
     for size, rate in found["tokens_per_second"].items():
         ratio = found["ratio"][size]
         keys = [f"{what}_{clock}" for what, clock in COLUMNS]
