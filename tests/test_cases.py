@@ -282,7 +282,7 @@ def test_tracking(observed: dict[str, Any]) -> None:
     assert (nonfinite["nonfinite_count"], nonfinite["run_readable"]) == (3, True)
     assert nonfinite["largest_value_of_any_metric"] < 1e300
     many = observed["tr_many_metrics.json"]
-    assert (many["points_given"], many["points_stored"]) == (2500, 2500)
+    assert many["points_given"] == many["points_stored"] >= 2500
     assert many["largest_request"] <= 1000
     resumed = observed["tr_resume_steps.json"]
     assert (resumed["runs"], resumed["steps"], resumed["steps_missing"]) == (1, [1, 150], [])

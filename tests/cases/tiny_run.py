@@ -23,6 +23,7 @@ from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import save_epoch, save_spec, seal_plan
 from dflash_pipeline.store.tokens import write_shards
+from dflash_pipeline.training.all_ranks import StepMeasure
 from dflash_pipeline.training.distributed import Ranks
 from dflash_pipeline.training.loader import PreparedStep
 from dflash_pipeline.training.loop import Outcome, Trainer
@@ -70,11 +71,13 @@ class _WatchedTrainer(Trainer):
 
     seen: Seen
 
-    def _steps(self, manifest: EpochManifest, at: Position) -> Iterator[tuple[PreparedStep, float, StepResult]]:
-        for prepared, seconds, result in super()._steps(manifest, at):
+    def _steps(
+        self, manifest: EpochManifest, at: Position
+    ) -> Iterator[tuple[PreparedStep, float, StepResult, StepMeasure]]:
+        for prepared, seconds, result, measure in super()._steps(manifest, at):
             real = [batch.source for batch in prepared.batches if not batch.source.filler]
             self.seen.used(manifest.epoch, [i for source in real for i in source.sample_ids.tolist()])
-            yield prepared, seconds, result
+            yield prepared, seconds, result, measure
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
