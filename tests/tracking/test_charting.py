@@ -88,6 +88,12 @@ def test_tokens_of_thinned_steps_are_all_in_the_rates(count, most, resumed_at):
     assert at[-1] == count
 
 
+def test_steps_that_waited_when_an_attempt_was_killed_are_told_when_the_next_begins():
+    first, second = steps(20)[:7], [replace(record, attempt=2) for record in steps(20)[7:]]
+    events = log_of(first, second, params={"total_steps": 20, "points_a_metric": 4}, ended=False)
+    assert told(events) == [1, 5, 7, 8, 10, 15, 20]
+
+
 def test_counts_go_on_from_where_an_attempt_begins_again():
     first = steps(6, spikes=(2, 5))
     second = [step(n, attempt=2, spike=n == 8) for n in range(4, 9)]
@@ -96,7 +102,7 @@ def test_counts_go_on_from_where_an_attempt_begins_again():
 
 
 def test_times_never_go_back_and_a_later_attempt_is_later():
-    events = log_of(steps(3), steps(3))
+    events = log_of(steps(3), steps(3), ended=False)
     second = next(n for n, event in enumerate(events) if n and event["kind"] == "start")
     back = [event | {"unix_seconds": 7.0 if n >= second else event["unix_seconds"]} for n, event in enumerate(events)]
     times = [p.unix_milliseconds for p in timed_points(iter(back)) if p.point.key == LOSS]
