@@ -145,7 +145,7 @@ def epoch_manifest(
 def _whole_plan(context: dg.AssetExecutionContext, workbench: Workbench) -> set[int]:
     """In a run of the whole chain every epoch that the plan will seal, however many partitions it was started with."""
     run = context.run
-    whole = run.job_name == WHOLE_CHAIN and run.asset_selection is None
+    whole = run.job_name == WHOLE_CHAIN and not run.asset_selection
     return set(range(workbench.recipe.batching.epochs)) if whole else set()
 
 

@@ -111,7 +111,7 @@ def earlier_passes(instance: dg.DagsterInstance) -> list[EarlierPass]:
             at=record.end_time or record.create_timestamp.timestamp(),
         )
         for record in records
-        if record.dagster_run.asset_selection is None
+        if not record.dagster_run.asset_selection
     ]
 
 
