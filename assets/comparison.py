@@ -41,6 +41,7 @@ def run_comparison(
     recipe, storage, own = workbench.recipe, workbench.storage, trained_drafter.run
     comparison = compare_runs(config.runs, storage) if config.runs else compare_with_champion(storage, recipe.name, own)
     page = storage.reports / f"comparison-{own}.html"
+    workbench.storage.reports.mkdir(parents=True, exist_ok=True)
     write_page(comparison, page)
     mine = next((run for run in comparison.runs if run.name == own), comparison.runs[-1])
     verdict = "not known" if mine.verdict is None else mine.verdict.sentence

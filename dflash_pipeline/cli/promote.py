@@ -20,7 +20,9 @@ def promote(
     recipe: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RECIPE]", help="A recipe file. Not needed when the storage knows one recipe.", show_default=False
+            metavar="[RECIPE]",
+            help="A recipe file. Not needed with --run, nor with --rollback where one recipe has decisions.",
+            show_default=False,
         ),
     ] = None,
     overrides: Overrides = None,

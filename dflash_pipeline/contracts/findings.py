@@ -13,6 +13,7 @@ FindingKind = Literal[
     "unfinished",
     "set aside",
     "warehouse",
+    "damaged list",
     "low disk",
 ]
 FindingState = Literal["found", "repaired", "for a person"]

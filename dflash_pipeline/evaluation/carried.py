@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +34,24 @@ class CarriedAcceptance:
     lossless: bool
     max_new_tokens: int
     stop_ids: tuple[int, ...]
+    block_size: int
     prompts: tuple[CarriedPrompt, ...]
 
     def __post_init__(self) -> None:
+        low, high = self.interval
+        if not 1 <= low <= self.mean <= high <= self.block_size:
+            raise ContractBroken(
+                f"acceptance length {self.mean} with interval {low} to {high} and blocks of {self.block_size}",
+                where=CARRIED,
+                fix="carry what was measured: a mean within its interval, from 1 to the block size",
+            )
+        own = math.fsum(prompt.mean for prompt in self.prompts) / max(len(self.prompts), 1)
+        if len(self.prompts) == self.num_prompts and abs(own - self.mean) > 1e-9 * own:
+            raise ContractBroken(
+                f"acceptance length {self.mean}, where its prompts have {own}",
+                where=CARRIED,
+                fix="carry what was measured",
+            )
         if not self.prompts or any(not prompt.token_ids for prompt in self.prompts):
             raise ContractBroken(
                 "no prompt to measure again, or one without tokens",

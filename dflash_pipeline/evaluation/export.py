@@ -47,9 +47,11 @@ def export_drafter(
     dtype = str(check_tensors(config, state, where=str(out))).removeprefix("torch.")
     form = to_zlab_json(config, dtype) if verifier is None else to_speculators_json(config, dtype, verifier)
     with new_folder(out, act="export") as folder:
+        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
         tensors = {name: state[name].detach().cpu().contiguous() for name in sorted(state)}
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(form, indent=2) + "\n", encoding="utf-8")
+        # As readable as the files beside it: it is written for its owner alone, and a server may be somebody else.
+        shutil.copymode(folder / "config.json", folder / WEIGHTS)
         for name in TOKENIZER_FILES:
             if (target_dir / name).is_file():
                 shutil.copyfile(target_dir / name, folder / name)

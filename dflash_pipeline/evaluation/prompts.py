@@ -104,7 +104,13 @@ def _messages(row: dict[str, Any], *, where: str) -> tuple[Message, ...]:
     text = row.get("question", row.get("prompt", first))
     if not isinstance(text, str) or not text:
         raise Refused("no prompt in this row", where=where, fix=_FORMS)
+    _refuse_surrogates(text, where=where)
     return (Message(role="user", content=text),)
+
+
+def _refuse_surrogates(text: str, *, where: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise Refused("half of a character (a lone surrogate)", where=where, fix="save the text in UTF-8 anew")
 
 
 def _message(item: Any, *, where: str) -> Message:

@@ -17,6 +17,8 @@ RANK_MODULE = "dflash_pipeline.launch.rank"
 LAST_LINES = 20
 STOPPED = 128 + signal.SIGTERM
 """How a rank ends that was asked to stop, with a checkpoint; and torchrun's process, when that is all that happened."""
+INTERRUPTED = 128 + signal.SIGINT
+"""How torchrun's process ends that got SIGINT and passed it on."""
 
 
 def torchrun_command(config: Path, *, num_ranks: int) -> list[str]:
@@ -71,7 +73,7 @@ def _threads(count: int) -> dict[str, str]:
 
 
 def _failure(run_dir: Path, exit_code: int) -> Failed:
-    if exit_code == STOPPED:
+    if exit_code in (STOPPED, INTERRUPTED):
         return Failed(
             f"the ranks were asked to stop, and did so with a checkpoint {_reached(run_dir)}",
             where=str(run_dir),

@@ -68,6 +68,7 @@ def carried_acceptance(
         lossless=bool(report.lossless),
         max_new_tokens=max_new_tokens,
         stop_ids=tuple(sorted(stop_ids)),
+        block_size=len(report.histogram),
         prompts=tuple(measured[:MOST_PROMPTS]),
     )
 

@@ -15,7 +15,7 @@ from dflash_pipeline.evaluation.acceptance import AcceptanceReport
 from dflash_pipeline.stages.acceptance import AcceptanceComparison
 from dflash_pipeline.stages.promotion import difference_of
 from dflash_pipeline.stages.run_curves import Curves, EpochFacts, curves_of, epoch_facts
-from dflash_pipeline.stages.run_files import RunFiles, read_run
+from dflash_pipeline.stages.run_files import RunFiles, read_run, run_folder
 from dflash_pipeline.stages.run_settings import differing, run_settings
 from dflash_pipeline.store.layout import Storage, open_storage
 from dflash_pipeline.store.promotions import read_decisions
@@ -64,7 +64,7 @@ class Comparison:
 
 def compare_runs(names: Sequence[str], storage: Storage) -> Comparison:
     """Runs in this order, each once; one that goes on is read as far as it is."""
-    asked = list(dict.fromkeys(names))
+    asked = list(dict.fromkeys(run_folder(storage, name).name for name in names))
     if not 1 <= len(asked) <= MOST_RUNS:
         raise Refused(f"{len(asked)} runs", where="comparison", fix=f"name 1 to {MOST_RUNS} folders of runs/")
     reports = acceptance_of_runs(storage)
@@ -74,9 +74,10 @@ def compare_runs(names: Sequence[str], storage: Storage) -> Comparison:
 
 def compare_in(storage_dir: Path, names: Sequence[str]) -> Comparison:
     """`compare_runs` of two different runs or more."""
-    if len(set(names)) < 2:
+    storage = open_storage(storage_dir)
+    if len({run_folder(storage, name) for name in names}) < 2:
         raise Refused("there is nothing to compare with", where="dflash compare", fix="name two runs or more")
-    return compare_runs(names, open_storage(storage_dir))
+    return compare_runs(names, storage)
 
 
 def compare_with_champion(storage: Storage, recipe_name: str, run: str) -> Comparison:

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.stages import comparison_pictures as pictures
 from dflash_pipeline.stages.comparison import ComparedRun, Comparison, acceptance_difference
 from dflash_pipeline.stages.forensics_pages import number
@@ -14,9 +15,15 @@ from dflash_pipeline.store.files import write_atomic
 _STYLE = """body{font:15px/1.45 system-ui,sans-serif;max-width:64rem;margin:2rem auto;padding:0 1rem;color:#222}
 table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .7rem;border-bottom:1px solid #ddd;text-align:left;
 vertical-align:top;word-break:break-word}img{max-width:100%}"""
+_BEGINS = "<!doctype html>"
 
 
 def write_page(comparison: Comparison, out: Path) -> None:
+    """Writes the page, over an earlier page at most: any other file of that name is refused."""
+    if not out.parent.is_dir() or out.is_dir():
+        raise Refused("a page cannot be written here", where=str(out), fix="name a file in a folder that exists")
+    if out.exists() and not out.read_bytes()[: len(_BEGINS)] == _BEGINS.encode():
+        raise Refused("a file of that name is there, and is no page", where=str(out), fix="choose another name")
     write_atomic(out, comparison_page(comparison).encode())
 
 
@@ -42,7 +49,7 @@ def comparison_page(comparison: Comparison) -> str:
         "<h2>Alarms and loss events</h2>",
         _table(["run", "step", "what", "it says"], troubles) if (troubles := list(_troubles(runs))) else "<p>None.</p>",
     ]
-    head = f"<!doctype html><html lang='en'><meta charset='utf-8'><title>Runs compared</title><style>{_STYLE}</style>"
+    head = f"{_BEGINS}<html lang='en'><meta charset='utf-8'><title>Runs compared</title><style>{_STYLE}</style>"
     return head + "".join(parts) + "</html>"
 
 
@@ -64,11 +71,11 @@ def summary_rows(runs: Sequence[ComparedRun]) -> list[list[str]]:
     for epoch in sorted({epoch.epoch for run in runs for epoch in run.epochs}):
         found = [next((e for e in run.epochs if e.epoch == epoch), None) for run in runs]
         cells = [
-            "not ended"
+            ("none" if run.status == "finished" else "not ended")
             if e is None
             else f"{e.tokens_per_second:,.0f} tokens/s, padding efficiency {e.padding_efficiency:.3f}, "
             f"mean loss {number(e.mean_loss)}, {e.seconds:,.0f} s"
-            for e in found
+            for run, e in zip(runs, found, strict=True)
         ]
         rows.append([f"epoch {epoch}", *cells])
     return rows

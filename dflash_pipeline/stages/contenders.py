@@ -38,6 +38,12 @@ def contender_of(storage: Storage, export: str) -> Contender:
     )
 
 
+def export_of(storage: Storage, name: str) -> str:
+    """The folder of exports/ that a name means: its own, or a run's only one, for a run that stopped before its end."""
+    reached = sorted(path.name for path in storage.exports.glob(f"{name}-step-*") if "." not in path.name)
+    return reached[0] if not (storage.exports / name).is_dir() and len(reached) == 1 and "*" not in name else name
+
+
 def recipe_of(storage: Storage, export: str) -> str:
     """The name of the recipe that an export's run was trained for."""
     return _launch(storage, export).experiment

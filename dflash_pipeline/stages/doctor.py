@@ -10,14 +10,16 @@ from pathlib import Path
 
 import psutil
 
-from dflash_pipeline.contracts.errors import Failed
+from dflash_pipeline.contracts.errors import DflashError, Failed
 from dflash_pipeline.contracts.findings import Finding
 from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.launch.lifeline import LIFELINE_VARIABLE, is_let_go
 from dflash_pipeline.launch.torchrun import AGENT_MODULE, RANK_MODULE
 from dflash_pipeline.store.database import Database
+from dflash_pipeline.store.exclusions import read_exclusions
 from dflash_pipeline.store.files import INCOMPLETE
 from dflash_pipeline.store.layout import Storage
+from dflash_pipeline.store.promotions import read_all_decisions
 from dflash_pipeline.store.records import load_record
 from dflash_pipeline.tracking.mlflow_runs import repair_status, run_status
 from dflash_pipeline.tracking.store_uri import tracking_uri
@@ -42,6 +44,7 @@ def ailments(storage: Storage) -> Iterator[Ailment]:
     yield from wrong_statuses(storage)
     yield from leftovers(storage)
     yield from warehouse_faults(storage)
+    yield from damaged_lists(storage)
     yield from disk_faults(storage)
 
 
@@ -140,6 +143,18 @@ def warehouse_faults(storage: Storage) -> Iterator[Ailment]:
                 state="for a person",
             )
         )
+
+
+def damaged_lists(storage: Storage) -> Iterator[Ailment]:
+    """What persons and promotions have written down, a line each, and cannot be read: the next run would stop at it."""
+    for read, path in ((read_all_decisions, storage.promotions), (read_exclusions, storage.exclusions)):
+        try:
+            read(path)
+        except DflashError as error:
+            finding = Finding(
+                kind="damaged list", what=error.what, where=error.where, fix=error.fix, state="for a person"
+            )
+            yield Ailment(finding=finding)
 
 
 def disk_faults(storage: Storage) -> Iterator[Ailment]:

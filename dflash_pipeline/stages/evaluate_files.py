@@ -12,7 +12,7 @@ from dflash_pipeline.evaluation.export import read_config
 from dflash_pipeline.evaluation.prompts import read_prompts
 from dflash_pipeline.evaluation.shares import Candidate, measure_in_processes
 from dflash_pipeline.ingest.chat import ChatRenderer
-from dflash_pipeline.model.loading import stop_token_ids
+from dflash_pipeline.model.loading import load_config, stop_token_ids
 from dflash_pipeline.model.target_files import check_target_folder
 from dflash_pipeline.store.files import HASH_LIST, folder_faults
 
@@ -36,6 +36,14 @@ def evaluate_files(
     check_target_folder(target)
     renderer = ChatRenderer(target)
     ids = read_prompts(prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=num_prompts)
+    room = getattr(load_config(target).get_text_config(decoder=True), "max_position_embeddings", None)
+    longest = max(len(prompt.ids) for prompt in ids)
+    if room is not None and longest + max_new_tokens > room:
+        raise Refused(
+            f"a prompt of {longest} tokens and {max_new_tokens} more are beyond the target's {room} positions",
+            where="--max-new-tokens",
+            fix=f"lower it to {room - longest}" if longest < room else "leave such prompts out",
+        )
     decoding = Decoding(
         max_new_tokens=max_new_tokens, stop_ids=stop_token_ids(target), batch_size=batch_size, choice=choice
     )

@@ -63,6 +63,8 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         rows = _of_columns(rows, path)
     for number, row in enumerate(rows):
         named = row if isinstance(row, dict) else {"loss": row}
+        if None in named:  # Where a CSV reader puts what is beyond the head.
+            raise Refused("more cells than the head has", where=f"{path} row {number}", fix=_FORMS)
         if "loss" not in named:
             raise Refused("no loss", where=f"{path} row {number}", fix=_FORMS)
         yield named

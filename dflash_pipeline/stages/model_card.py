@@ -119,7 +119,8 @@ def _rows(facts: CardFacts) -> list[tuple[str, str]]:
         ),
         (
             "data",
-            f"snapshot {snapshot.fingerprint}: {snapshot.num_train_samples} samples, {snapshot.num_tokens} tokens",
+            f"snapshot {snapshot.fingerprint}: {snapshot.num_samples} samples, {snapshot.num_train_samples} of them "
+            f"for training; {snapshot.num_tokens} tokens",
         ),
         ("answers", answers),
         ("thinking", snapshot.thinking),

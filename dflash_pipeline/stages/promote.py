@@ -13,7 +13,7 @@ from dflash_pipeline.contracts.promotion import PromotionDecision
 from dflash_pipeline.contracts.results import ExportedDrafter
 from dflash_pipeline.recipe import Recipe, load_recipe
 from dflash_pipeline.stages.acceptance import make_report
-from dflash_pipeline.stages.contenders import recipe_of
+from dflash_pipeline.stages.contenders import export_of, recipe_of
 from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.promotion import make_champion, promote_by_hand, roll_back
 from dflash_pipeline.store.layout import Storage, open_storage
@@ -36,7 +36,8 @@ def promote(
     recipe = None if recipe_path is None else load_recipe(recipe_path, overrides)
     storage = open_storage(storage_dir if recipe is None else recipe.storage)
     if run_name is not None:
-        decision = promote_by_hand(recipe_of(storage, run_name), storage, run_name, reason=reason)
+        export = export_of(storage, run_name)
+        decision = promote_by_hand(recipe_of(storage, export), storage, export, reason=reason)
         return facts_of(decision, storage) | {"reused": False}
     if rollback:
         name = _only_recipe(storage) if recipe is None else recipe.name

@@ -42,18 +42,34 @@ class RunFiles:
         return events_of(self.spikes, num_samples=None if self.plan is None else self.plan.epochs[0].num_samples)
 
 
-def read_run(storage: Storage, name: str) -> RunFiles:
-    """The run of this name; refused when there is none."""
-    folder = storage.runs / name
-    if "/" in name or not (folder / "events.jsonl").exists():
+def run_folder(storage: Storage, name: str) -> Path:
+    """The folder of a run by its name, or by what one name alone begins with. Refused where none or several do."""
+    exact = storage.runs / name
+    if "/" not in name and name not in ("", ".", "..") and exact.is_dir():
+        return exact
+    begun = [path for path in sorted(storage.runs.glob("*")) if path.is_dir() and path.name.startswith(name)]
+    if "/" in name or not name or not begun:
         raise Refused(
-            "there is no such run", where=str(folder), fix="name a folder of runs/, for example as `ls` shows it"
+            "there is no such run", where=str(exact), fix="name a folder of runs/, for example as `ls` shows it"
+        )
+    if len(begun) > 1:
+        named = ", ".join(path.name for path in begun[:4])
+        raise Refused(f"{len(begun)} runs begin so: {named}", where=str(exact), fix="give more of the name")
+    return begun[0]
+
+
+def read_run(storage: Storage, name: str) -> RunFiles:
+    """The run that `run_folder` finds, as far as it is."""
+    folder = run_folder(storage, name)
+    if not (folder / "events.jsonl").exists():
+        raise Refused(
+            "this run has told nothing yet", where=str(folder), fix="wait for its first step, or start it again"
         )
     record = load_record(folder / "run.json", RunRecord) if (folder / "run.json").exists() else None
     launch = load_record(folder / "launch.json", LaunchConfig) if (folder / "launch.json").exists() else None
     sealed = None if record is None else next(storage.plans.glob(f"*/plan-{record.plan}.json"), None)
     return RunFiles(
-        name=name,
+        name=folder.name,
         folder=folder,
         record=record,
         launch=launch,

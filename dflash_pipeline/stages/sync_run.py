@@ -8,16 +8,16 @@ from typing import Any
 
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.run import RunRecord
+from dflash_pipeline.stages.run_files import run_folder
 from dflash_pipeline.store.layout import open_storage
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.tracking.mlflow_runs import RunTemplate
-from dflash_pipeline.tracking.replay import replay
+from dflash_pipeline.tracking.replay import End, replay
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT
 from dflash_pipeline.training.event_log import each_event
 from dflash_pipeline.training.run_page import page_name, page_tags
 from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.step_table import STEP_TABLE, write_step_table
-from dflash_pipeline.training.tracker import EndStatus
 
 
 def sync_run(run: str, storage_dir: Path) -> dict[str, Any]:
@@ -26,11 +26,9 @@ def sync_run(run: str, storage_dir: Path) -> dict[str, Any]:
     `steps.parquet` is made again on the way.
     """
     storage = open_storage(storage_dir)
-    run_dir = storage.runs / run
-    if "/" in run or not (run_dir / "run.json").exists():
-        raise Refused(
-            "there is no such run", where=str(run_dir), fix="name a folder of runs/, for example as `ls` shows it"
-        )
+    run_dir = run_folder(storage, run)
+    if not (run_dir / "run.json").exists():
+        raise Refused("this run never started", where=str(run_dir), fix="start it again")
     record, config = load_record(run_dir / "run.json", RunRecord), load_record(run_dir / "launch.json", LaunchConfig)
     events, table = run_dir / "events.jsonl", run_dir / STEP_TABLE
     began = next((event["unix_seconds"] for event in each_event(events)), None)
@@ -46,23 +44,23 @@ def sync_run(run: str, storage_dir: Path) -> dict[str, Any]:
         tags=page_tags(config),
         started_ms=int(began * 1000),
     )
-    sent = replay(run_dir, template, run_id=record.mlflow_run_id, status=_ended(events), files=(table,))
+    sent = replay(run_dir, template, run_id=record.mlflow_run_id, end=_ended(events), files=(table,))
     if sent.mlflow_run_id != record.mlflow_run_id:
         save_record(run_dir / "run.json", record.with_mlflow_run(sent.mlflow_run_id))
     return {
-        "run": run,
+        "run": run_dir.name,
         "mlflow_run_id": sent.mlflow_run_id,
         "points": sent.sent.num_points,
         "params": sent.sent.num_params,
     }
 
 
-def _ended(events: Path) -> EndStatus | None:
-    """How the newest attempt ended; None when its log has no end: it goes on, or was killed."""
-    status: EndStatus | None = None
+def _ended(events: Path) -> End | None:
+    """How and when the newest attempt ended; None when its log has no end: it goes on, or was killed."""
+    end: End | None = None
     for event in each_event(events):
         if event["kind"] == "start":
-            status = None
+            end = None
         elif event["kind"] == "end":
-            status = event["status"]
-    return status
+            end = End(status=event["status"], unix_milliseconds=int(event["unix_seconds"] * 1000))
+    return end

@@ -63,7 +63,13 @@ def ensure_experiment(tracking_uri: str, name: str, artifact_location: str | Non
     client = MlflowClient(tracking_uri)
     found = client.get_experiment_by_name(name)
     if found is None:
-        return client.create_experiment(name, artifact_location=artifact_location)
+        try:
+            return client.create_experiment(name, artifact_location=artifact_location)
+        except MlflowException:
+            # Another process may have made it at this moment; what a server says then differs from store to store.
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
     if found.lifecycle_stage == "deleted":
         client.restore_experiment(found.experiment_id)
     return found.experiment_id

@@ -64,6 +64,7 @@ class MlflowTracker:
         self._last_fault = "no answer in time"
         self._thread: threading.Thread | None = None
         self._status: EndStatus = "failed"
+        self._ended_ms = 0
         self._opened = threading.Event()
         self._ending = threading.Event()
         self._given_up = threading.Event()
@@ -86,7 +87,7 @@ class MlflowTracker:
     def end(self, status: EndStatus) -> None:
         if self._thread is None:
             return
-        self._status = status
+        self._status, self._ended_ms = status, time.time_ns() // 1_000_000
         self._ending.set()
         # Whoever asks a run to stop waits less long than one who has waited for its end.
         wait = min(self._end_wait_seconds, KILLED_WAIT_SECONDS) if status == "killed" else self._end_wait_seconds
@@ -118,7 +119,7 @@ class MlflowTracker:
         else:
             return
         self._send_files()
-        if self._insist(lambda: self._sender.close(self._status)):
+        if self._insist(lambda: self._sender.close(self._status, at_ms=self._ended_ms)):
             self._closed.set()
 
     @property

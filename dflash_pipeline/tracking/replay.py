@@ -17,6 +17,14 @@ from dflash_pipeline.training.tracker import EndStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class End:
+    """How the newest attempt ended, and when."""
+
+    status: EndStatus
+    unix_milliseconds: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
     """What was sent, and to which run."""
 
@@ -29,12 +37,12 @@ def replay(
     template: RunTemplate,
     *,
     run_id: str | None,
-    status: EndStatus | None,
+    end: End | None,
     files: tuple[Path, ...] = (),
 ) -> Replayed:
     """Send what is after the mark, then what the server still lacks; called again it finds nothing to send.
 
-    A run that is gone, or was never made, is made. `status` ends it; None leaves it as it is. Raises `Failed` when the
+    A run that is gone, or was never made, is made. `end` ends it; None leaves it as it is. Raises `Failed` when the
     server does not take it all: what has arrived is not sent again.
     """
     sender = RunSender(template)
@@ -49,8 +57,8 @@ def replay(
         for path in files:
             if path.exists():
                 sender.send_file(path)
-        if status is not None:
-            sender.close(status)
+        if end is not None:
+            sender.close(end.status, at_ms=end.unix_milliseconds)
     except SERVER_FAULTS as fault:
         raise Failed(
             f"MLflow did not take it: {without_password(fault)}",

@@ -93,8 +93,10 @@ class RunSender:
     def send_file(self, path: Path) -> None:
         self._client.log_artifact(self.run_id, str(path))
 
-    def close(self, status: EndStatus) -> None:
-        self._client.set_terminated(self.run_id, STATUS[status])
+    def close(self, status: EndStatus, *, at_ms: int) -> None:
+        """Ends the run, as of when its attempt ended. A run that has ended so keeps the time it ended at."""
+        if self._client.get_run(self.run_id).info.status != STATUS[status]:
+            self._client.set_terminated(self.run_id, STATUS[status], at_ms)
 
     def _log(
         self, *, metrics: Sequence[Metric] = (), params: Sequence[Param] = (), tags: Sequence[RunTag] = ()

@@ -85,8 +85,12 @@ def verdict(steps: Iterable[StepRecord]) -> Verdict | None:
     elif shares[work] >= STANDS_OUT:
         limit = work
     largest = max(shares, key=shares.__getitem__) if limit == "balanced" else limit
+    several = any(len(step.rank_busy_seconds) > 1 for step in timed)
     return Verdict(
-        limit=limit, share=shares[largest], shares=tuple(shares.items()), sentence=_sentence(limit, largest, shares)
+        limit=limit,
+        share=shares[largest],
+        shares=tuple(shares.items()),
+        sentence=_sentence(limit, largest, shares, several=several),
     )
 
 
@@ -114,9 +118,11 @@ def _imbalance(busy: Sequence[float]) -> float:
     return max(busy) - sum(busy) / len(busy)
 
 
-def _sentence(limit: Limit, largest: Part, shares: dict[Part, float]) -> str:
+def _sentence(limit: Limit, largest: Part, shares: dict[Part, float], *, several: bool) -> str:
     says = f"{_SAYS[limit]} ({largest} is {shares[largest]:.0%} of the time"
     says += ", the largest part)" if limit == "balanced" else ")"
-    savings = sorted(((shares[part], _WITHOUT[part]) for part in _WITHOUT), reverse=True)
+    # A rank alone spends a little time in collectives, too, but nothing would make it less.
+    parts = [part for part in _WITHOUT if several or part not in ("communication", "imbalance")]
+    savings = sorted(((shares[part], _WITHOUT[part]) for part in parts), reverse=True)
     named = [f"{what} would save {share:.0%}" for share, what in savings if share >= WORTH_A_WORD]
     return "; ".join([says, *named[:2]])

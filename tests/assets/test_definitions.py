@@ -149,6 +149,6 @@ def test_the_code_location_loads_without_torch_or_mlflow(tmp_path):
 def tick(definitions: dg.Definitions) -> list[dg.RunRequest]:
     with instance_for_test() as instance:
         at = datetime(2026, 11, 30, 2, tzinfo=UTC)
-        context = dg.build_schedule_context(instance=instance, scheduled_execution_time=at)
-        data = definitions.resolve_schedule_def("nightly_retraining").evaluate_tick(context)
+        with dg.build_schedule_context(instance=instance, scheduled_execution_time=at) as context:
+            data = definitions.resolve_schedule_def("nightly_retraining").evaluate_tick(context)
     return list(data.run_requests)

@@ -156,6 +156,13 @@ def test_a_warehouse_that_cannot_be_read_is_told_and_left_as_it_is(storage: Stor
     assert storage.warehouse.read_bytes() == before
 
 
+def test_a_list_that_the_next_run_would_stop_at_is_told(storage: Storage):
+    storage.promotions.write_text("no decision\n")
+    storage.exclusions.write_text("[]\n")
+    assert kinds(examine(storage, repair=True)) == [("damaged list", "for a person")] * 2
+    assert storage.promotions.read_text() == "no decision\n"
+
+
 def test_little_room_is_told(storage: Storage, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(doctor, "LEAST_FREE", 2**60)
     assert kinds(examine(storage, repair=False)) == [("low disk", "for a person")]

@@ -45,12 +45,14 @@ class Bench:
         return create_run_for_test(self.instance, job_name=job, status=status, tags=tags, asset_selection=part)
 
     def clock(self) -> dg.RunRequest | str:
-        context = dg.build_schedule_context(instance=self.instance, scheduled_execution_time=self.now)
-        return self._answer(self.definitions.resolve_schedule_def("nightly_retraining").evaluate_tick(context))
+        with dg.build_schedule_context(instance=self.instance, scheduled_execution_time=self.now) as context:
+            return self._answer(self.definitions.resolve_schedule_def("nightly_retraining").evaluate_tick(context))
 
     def sensor(self) -> dg.RunRequest | str:
-        context = dg.build_sensor_context(instance=self.instance, cursor=self.cursor)
-        with mock.patch.object(retraining.time, "time", self.now.timestamp):
+        with (
+            dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context,
+            mock.patch.object(retraining.time, "time", self.now.timestamp),
+        ):
             data = self.definitions.resolve_sensor_def("new_data_or_target").evaluate_tick(context)
         self.cursor = data.cursor
         return self._answer(data)

@@ -25,18 +25,40 @@ def storage(tmp_path):
 
 
 def test_a_document_text_and_a_page(dflash, storage, tmp_path):
-    options = ["--storage", storage.root, "--out", tmp_path / "page" / "compared.html"]
+    options = ["--storage", storage.root, "--out", tmp_path / "compared.html"]
     found = dflash("compare", "a", "b", *options, "--json").document
     assert [run["run"] for run in found["runs"]] == ["a", "b"]
     assert found["differences"]["device"] == {"a": "cpu", "b": "[bold]cuda"}
     [difference] = found["acceptance_differences"]
     assert (difference["before"], difference["after"]) == ("a", "b")
     assert difference["mean"] == pytest.approx(1 / 3)
-    assert "a against b" in (tmp_path / "page" / "compared.html").read_text(encoding="utf-8")
+    assert "a against b" in (tmp_path / "compared.html").read_text(encoding="utf-8")
 
     text = dflash("compare", "a", "b", "--storage", storage.root).out
     for part in ("What differs", "[bold]cuda", "useful tokens a second", "prompt by prompt", "epoch 1"):
         assert part in text.replace("\n", " "), part
+
+
+def test_a_page_takes_the_place_of_no_file_but_a_page(dflash, storage, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("name: mine")
+    for out in (mine, tmp_path, tmp_path / "no" / "page.html"):
+        assert dflash("compare", "a", "b", "--storage", storage.root, "--out", out, "--json").code == 2
+    assert mine.read_text() == "name: mine"
+    for _ in range(2):
+        page = ["--out", tmp_path / "page.html"]
+        assert dflash("compare", "a", "b", "--storage", storage.root, *page, "--json").code == 0
+
+
+def test_a_run_is_known_by_what_it_alone_begins_with(dflash, storage):
+    (storage.runs / "b").rename(storage.runs / "bcd")
+    found = dflash("compare", "a", "bc", "--storage", storage.root, "--json").document
+    assert [run["run"] for run in found["runs"]] == ["a", "bcd"]
+    (storage.runs / "bce").mkdir()
+    assert (
+        "2 runs begin so" in dflash("compare", "a", "bc", "--storage", storage.root, "--json").document["error"]["what"]
+    )
+    assert dflash("compare", "bcd", "bcd", "--storage", storage.root, "--json").code == 2
 
 
 @pytest.mark.parametrize("runs", [["a"], ["a", "a"], ["a", "nosuch"], ["a", "../b"], ["a", "x" * 300]])

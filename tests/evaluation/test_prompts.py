@@ -69,6 +69,11 @@ def test_an_unknown_form_is_refused_by_its_line(tmp_path, tokenizer, row):
         read(tmp_path, tokenizer, '{"prompt": "a"}', row)
 
 
+def test_half_a_character_is_refused_by_its_line(tmp_path, tokenizer):
+    with pytest.raises(Refused, match=r":2: half of a character"):
+        read(tmp_path, tokenizer, '{"question": "fine"}', '{"question": "a\\ud800b"}')
+
+
 def test_no_prompt_at_all_is_refused(tmp_path, tokenizer):
     with pytest.raises(Refused, match="no prompt"):
         read(tmp_path, tokenizer, "")

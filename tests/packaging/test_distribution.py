@@ -146,7 +146,7 @@ def test_the_code_location_loads_there_without_torch_or_mlflow(installed: Path, 
     out = run([str(installed / "bin" / "python"), "-c", look], cwd=tmp_path, DFLASH_RECIPE=str(recipe))
     place, assets, torch, mlflow = out.split()
     assert Path(place).is_relative_to(installed)
-    assert (int(assets), torch, mlflow) == (11, "False", "False")
+    assert (int(assets), torch, mlflow) == (13, "False", "False")
 
 
 def test_without_a_recipe_the_code_location_says_what_to_set(installed: Path, tmp_path: Path):

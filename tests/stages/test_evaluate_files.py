@@ -47,17 +47,32 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return asked
 
 
-def evaluate(export: Path, folder: Path) -> AcceptanceReport:
+def evaluate(export: Path, folder: Path, *, max_new_tokens: int = 2) -> AcceptanceReport:
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
     return stage.evaluate_files(
-        export, TARGET, prompts, num_prompts=1, max_new_tokens=2, num_processes=1, batch_size=1, choice=GREEDY
+        export,
+        TARGET,
+        prompts,
+        num_prompts=1,
+        max_new_tokens=max_new_tokens,
+        num_processes=1,
+        batch_size=1,
+        choice=GREEDY,
     )
 
 
 def test_a_whole_export_is_decoded(export, decoded, tmp_path):
     assert evaluate(export, tmp_path) is MEASURED
     assert decoded == [export]
+
+
+def test_answers_beyond_the_targets_positions_are_refused_before_decoding(export, decoded, tmp_path):
+    with pytest.raises(
+        Refused, match=r"--max-new-tokens: a prompt of \d+ tokens and 100000 more are beyond the target's"
+    ):
+        evaluate(export, tmp_path, max_new_tokens=100_000)
+    assert decoded == []
 
 
 def flip(path: Path) -> None:

@@ -11,12 +11,14 @@ import pytest
 from dflash_pipeline.tracking import mlflow_tracker
 from dflash_pipeline.tracking.charting import timed_points
 from dflash_pipeline.tracking.mlflow_runs import RunTemplate
-from dflash_pipeline.tracking.replay import replay
+from dflash_pipeline.tracking.replay import End, replay
 from dflash_pipeline.tracking.spool import Sent
 from dflash_pipeline.training.event_log import each_event
 from tests.cases.mlflow_stub import BROKEN, DEAF, REFUSES, SILENT, SLOW, UP, FailingServer
 from tests.tracking.logged_run import LoggedRun
 from tests.tracking.training_records import epoch, step
+
+ENDED = End(status="finished", unix_milliseconds=2_000_000_000_000)
 
 LONGEST_STALL = 1.0
 STEPS = 20
@@ -76,12 +78,12 @@ def test_it_never_holds_up_a_step_and_everything_arrives_afterwards_once(
     assert time.monotonic() - before < 0.5 + LONGEST_STALL
     run.wait_until_gone()
     server.behave(UP)
-    replay(tmp_path / "run", template(server), run_id=None, status="finished")
+    replay(tmp_path / "run", template(server), run_id=None, end=ENDED)
     assert stored(server) == expected(run)
     assert len(expected(run)) == STEPS * 33 + 4
     assert (server.num_created, server.status) == (1, "FINISHED")
     assert server.params == {"seed": "7"}
-    assert replay(tmp_path / "run", template(server), run_id=None, status=None).sent == Sent()
+    assert replay(tmp_path / "run", template(server), run_id=None, end=None).sent == Sent()
 
 
 def test_a_server_that_comes_back_gets_the_rest_while_the_run_goes_on(server: FailingServer, tmp_path: Path):
