@@ -124,8 +124,8 @@ class PipesLog:
                 )
             case AttemptRecord():
                 log.info(
-                    f"telling took {record.tracker_seconds:.2f} s of {record.seconds:.1f} s, "
-                    f"{record.longest_tracker_seconds:.3f} s at the most"
+                    f"event log and MLflow took {record.tracker_seconds:.2f} s of {record.seconds:.1f} s, "
+                    f"the longest call {record.longest_tracker_seconds:.3f} s"
                 )
             case StepRecord():
                 self._say_how_far(record)

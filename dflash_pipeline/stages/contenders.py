@@ -70,7 +70,8 @@ def settle_registry(recipe_name: str, storage: Storage, contender: Contender) ->
     """Versions for the contender and for who reigns and reigned before; then aliases as the decisions have them."""
     from dflash_pipeline.tracking.registry import ensure_version, set_aliases
 
-    uri = tracking_uri(storage.root)
+    # Where its run is tracked; an address of nothing is the storage's own.
+    uri = _launch(storage, contender.export).tracking_uri or tracking_uri(storage.root)
     decisions = read_decisions(storage.promotions, recipe_name)
     line = reign(decisions)
     held: dict[Alias, Contender] = {}

@@ -23,6 +23,7 @@ from dflash_pipeline.store.promotions import read_all_decisions
 from dflash_pipeline.store.records import load_record
 from dflash_pipeline.tracking.mlflow_runs import repair_status, run_status
 from dflash_pipeline.tracking.store_uri import tracking_uri
+from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.tracker import EndStatus
 
 LEAST_FREE = 2**30
@@ -80,13 +81,14 @@ def running_ranks(storage: Storage) -> list[psutil.Process]:
 
 def wrong_statuses(storage: Storage) -> Iterator[Ailment]:
     """Runs that MLflow shows as running though no process works on them."""
-    uri = tracking_uri(storage.root)
     alive = running_ranks(storage)
     for path in sorted(storage.runs.glob("*/run.json")):
         record = load_record(path, RunRecord)
         worked_on = any(str(path.parent) + "/" in word for process in alive for word in _words(process))
         if record.mlflow_run_id is None or worked_on:
             continue
+        launch = path.with_name("launch.json")
+        uri = load_record(launch, LaunchConfig).tracking_uri if launch.exists() else tracking_uri(storage.root)
         status = run_status(uri, record.mlflow_run_id)
         if status not in ("RUNNING", "SCHEDULED"):
             continue

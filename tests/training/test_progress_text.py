@@ -23,7 +23,7 @@ def test_it_says_the_numbers_of_the_record():
         seconds_left_high=13_200.0,
     )
     assert progress_text(record, num_epochs=6) == (
-        "epoch 2 of 6 at 41.0%, run 23.4% (24.0% of its cost), 3 h 10 min left (2 h 50 min to 3 h 40 min)"
+        "epoch 1 (of 0 to 5) at 41.0%, run 23.4% (24.0% of its cost), 3 h 10 min left (2 h 50 min to 3 h 40 min)"
     )
     unknown = replace(record, seconds_left=math.nan)
     assert progress_text(unknown, num_epochs=6).endswith("time left not known yet")
