@@ -36,7 +36,7 @@ from dflash_pipeline.contracts.events import StepRecord
 from dflash_pipeline.launch.rank_trackers import Trackers
 from dflash_pipeline.tracking.mlflow_runs import RunTemplate
 from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
-from dflash_pipeline.tracking.replay import replay
+from dflash_pipeline.tracking.replay import End, replay
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, artifact_location, tracking_uri
 from dflash_pipeline.training.event_log import EventLog
 from dflash_pipeline.training.step_table import write_step_table
@@ -109,7 +109,9 @@ def volume(steps: int, points: int) -> None:
             started_ms=1,
         )
         before, cpu = time.perf_counter(), time.process_time()
-        sent = replay(run_dir, template, run_id=None, status="finished")
+        sent = replay(
+            run_dir, template, run_id=None, end=End(status="finished", unix_milliseconds=time.time_ns() // 1_000_000)
+        )
         took, worked = time.perf_counter() - before, time.process_time() - cpu
         database = (storage / "mlflow" / "mlflow.db").stat().st_size
         print(

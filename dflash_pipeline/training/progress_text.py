@@ -8,7 +8,7 @@ from dflash_pipeline.contracts.events import StepRecord
 
 
 def progress_text(record: StepRecord, *, num_epochs: int) -> str:
-    """For example: epoch 1 (of 0 to 5) at 41%, run 23% (24% of its cost), 3 h 10 min left (2 h 50 min to 3 h 40 min)."""
+    """For example: epoch 1 (of 0 to 5) at 41%, run 23% (24% of its cost), 3 h 10 min left (2 h 50 min to 4 h)."""
     return (
         f"epoch {record.epoch} (of 0 to {num_epochs - 1}) at {percent(record.epoch_fraction)}, "
         f"run {percent(record.run_fraction)} ({percent(record.run_cost_fraction)} of its cost), "

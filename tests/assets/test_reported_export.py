@@ -17,7 +17,8 @@ def test_the_last_check_comes_before_the_champion(chain, tmp_path, monkeypatch, 
 
     def falsified(*given, **named):
         true = carried(*given, **named)
-        return replace(true, prompts=tuple(replace(prompt, mean=factor * prompt.mean) for prompt in true.prompts))
+        prompts = tuple(replace(prompt, mean=factor * prompt.mean) for prompt in true.prompts)
+        return replace(true, mean=factor * true.mean, interval=(1.0, float(true.block_size)), prompts=prompts)
 
     monkeypatch.setattr(carry_report, "carried_acceptance", falsified)
     copy = chain.copy(tmp_path / "storage")

@@ -20,7 +20,7 @@ from dflash_pipeline.contracts.events import StepRecord
 from dflash_pipeline.stages.loss_series import LossStep
 from dflash_pipeline.stages.spikes import spike_facts, told_of
 from dflash_pipeline.tracking.mlflow_runs import RunTemplate, ensure_experiment, run_status, values_by_step
-from dflash_pipeline.tracking.replay import replay
+from dflash_pipeline.tracking.replay import End, replay
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
 from dflash_pipeline.training.event_log import last_attempt_losses
 from tests.cases.mlflow_stub import FailingServer
@@ -29,6 +29,7 @@ from tests.tracking.training_records import step as step_record
 
 LOSS = "train/loss"
 NONFINITE = "loss/nonfinite"
+ENDED = End(status="finished", unix_milliseconds=2_000_000_000_000)
 POINTS_OF_A_RECORD = 19
 """Points that a step makes when it took no measurable time."""
 
@@ -206,7 +207,7 @@ def _outage(case: Mapping[str, Any]) -> dict[str, Any]:
         template = RunTemplate(
             tracking_uri=server.uri, experiment="cases", artifact_location=None, run_name="case", tags={}, started_ms=1
         )
-        sent = replay(Path(folder), template, run_id=run.run_id, status="finished").sent
+        sent = replay(Path(folder), template, run_id=run.run_id, end=ENDED).sent
         return {
             "steps": case["steps"],
             "seconds": seconds,
