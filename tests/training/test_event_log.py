@@ -13,45 +13,12 @@ from hypothesis import strategies as st
 
 from dflash_pipeline import faults
 from dflash_pipeline.contracts.errors import Refused
-from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord, StepRecord
+from dflash_pipeline.contracts.events import EpochRecord, SpikeRecord
 from dflash_pipeline.training.event_log import EventLog, last_attempt_losses, last_attempt_spikes, read_events
 from dflash_pipeline.training.tracker import NullTracker, Tracker
+from tests.tracking.training_records import step as step_record
 
-STEP = StepRecord(
-    global_step=1,
-    epoch=0,
-    step=0,
-    attempt=1,
-    loss=2.5,
-    expected_acceptance=1.5,
-    gradient_norm=0.7,
-    learning_rate=1e-3,
-    real_tokens=900,
-    padded_tokens=1000,
-    supervised_tokens=400,
-    num_anchors=30,
-    bucket=0,
-    num_samples=12,
-    seconds=0.5,
-    data_wait_seconds=0.1,
-    target_seconds=0.05,
-    drafter_seconds=0.1,
-    backward_seconds=0.15,
-    communication_seconds=0.05,
-    optimizer_seconds=0.02,
-    rank_busy_seconds=(0.3, 0.34),
-    rank_real_tokens=(440, 460),
-    memory_bytes=2**30,
-    peak_share=math.nan,
-    spike=False,
-    epochs_done=0,
-    epoch_fraction=0.1,
-    run_fraction=0.05,
-    run_cost_fraction=0.04,
-    seconds_left=60.0,
-    seconds_left_low=50.0,
-    seconds_left_high=80.0,
-)
+STEP = step_record(1, loss=2.5)
 EPOCH = EpochRecord(global_step=10, epoch=0, num_steps=10, padding_efficiency=0.9, mean_loss=2.0, seconds=5.0)
 SPIKE = SpikeRecord(
     global_step=3,
