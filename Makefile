@@ -12,7 +12,7 @@ ORACLES := dflash==0.1.0 specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.
 	datasets==5.0.1 dill multiprocess xxhash openai httpx httpcore jiter distro sniffio loguru pydantic-settings
 ORACLES_INSTALLED := .oracle/.installed
 
-.PHONY: demo test ui check fmt test-slow faults mutation fuzz lowest wheel clean peers oracle gpu-test step-peers
+.PHONY: demo test ui check fmt test-slow explore faults mutation fuzz lowest wheel clean peers oracle gpu-test step-peers
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -31,6 +31,9 @@ test: $(INSTALLED) ## the test suite, under 10 minutes on 2 cores
 
 test-slow: $(INSTALLED) ## tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not faults"
+
+explore: $(INSTALLED) ## the property tests with other examples each time, and four times as many
+	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "hypothesis and not slow and not faults"
 
 faults: $(INSTALLED) ## kill -9 at every durable act, then the same command again
 	$(BIN)/python -m pytest tests/faults -m faults $(FAULTS)

@@ -103,19 +103,21 @@ def _without_first(steps: Iterable[StepRecord]) -> list[StepRecord]:
 
 def _spent(steps: Sequence[StepRecord]) -> dict[Part, float]:
     """Seconds of each part, in the order of `PARTS`."""
-    imbalance = sum(min(_imbalance(step.rank_busy_seconds), step.communication_seconds) for step in steps)
+    uneven = [min(_imbalance(step.rank_busy_seconds), step.communication_seconds) for step in steps]
     return {
         "data": sum(step.data_wait_seconds for step in steps),
         "target forward": sum(step.target_seconds for step in steps),
         "drafter": sum(step.drafter_seconds + step.backward_seconds + step.optimizer_seconds for step in steps),
-        "communication": sum(step.communication_seconds for step in steps) - imbalance,
-        "imbalance": imbalance,
+        # By steps: a difference of two sums may be a little below nothing.
+        "communication": sum(step.communication_seconds - wait for step, wait in zip(steps, uneven, strict=True)),
+        "imbalance": sum(uneven),
     }
 
 
 def _imbalance(busy: Sequence[float]) -> float:
     """What the mean rank waits for the slowest."""
-    return max(busy) - sum(busy) / len(busy)
+    # As a mean of differences: the mean of equal times may come out a little above each.
+    return sum(max(busy) - rank for rank in busy) / len(busy)
 
 
 def _sentence(limit: Limit, largest: Part, shares: dict[Part, float], *, several: bool) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dflash_pipeline.contracts.batching import BatchingSpec
@@ -109,6 +109,7 @@ TIMES = (
         max_size=5,
     )
 )
+@example([replace(NOTHING, seconds=0.1, rank_busy_seconds=(5.81533578846375,) * 3)])  # In floats, their mean is larger.
 def test_shares_are_of_the_whole_time(steps):
     found = verdict([steps[0], *steps])  # The first is left out.
     assert all(0 <= share <= 1 for _, share in found.shares)
