@@ -25,6 +25,7 @@ PLAIN = {
     "model/objective.py": {"TypeError"},
     "recipe/early.py": {"ValueError"},
     "recipe/responses.py": {"ValueError"},
+    "recipe/section.py": {"ValueError"},
     "recipe/text.py": {"ValueError"},
     "recipe/tracking.py": {"ValueError"},
     "recipe/training.py": {"ValueError"},

@@ -72,6 +72,8 @@ def test_a_later_override_wins(recipe_file):
             "batching.strategy=none",
             "batching.strategy: input should be 'sorted', 'shuffle', 'bucket', 'window' or 'varlen', not 'none'",
         ),
+        ("batching.epochs=true", "batching.epochs: a number is wanted here, not true or false"),
+        ("training.betas=[0.5, true]", "training.betas: a number is wanted here, not true or false"),
         ("training.betas=[1, 2]", "training.betas.0: input should be less than 1, not 1; training.betas.1: input"),
         ("training.keep_checkpoints=0", "training: keep_checkpoints must be -1 (all) or at least 1"),
         ("training.num_ranks=3", "recipe: training.num_ranks 3 does not divide batching.slots_per_step 8"),

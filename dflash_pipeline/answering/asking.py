@@ -40,7 +40,7 @@ class Asker:
         self._server, self._sampling, self._thinking, self._stop = server, sampling, thinking, stop
         self._connections = Connections(server)
         self._chance = random.Random()
-        self._warned = False
+        self._warned: set[str] = set()
 
     def check_model(self) -> None:
         """Ask for the list of models, once: `Failed` where nobody answers, `Refused` where the target is not on it."""
@@ -69,6 +69,7 @@ class Asker:
             found = read_exchange(self._connections.post(_PATHS[self._server.api], body), self._server)
             if not isinstance(found, TryAgain):
                 self._compare(prompt, found.num_prompt_tokens)
+                self._check_limit(found.num_answer_tokens)
                 return Asked(reply=found.reply, num_tries=tries, said=found.said)
             given_up = Asked(reply=Reply(reason=found.reason), num_tries=tries, said=found.said)
             if tries > patience.retries:
@@ -89,9 +90,21 @@ class Asker:
             raise Refused(
                 what, where=self._server.url, fix="serve the recipe's target there: this model has another tokenizer"
             )
-        if not self._warned:
-            self._warned = True
-            logger.warning("%s: its chat template prints otherwise than the target's own", what)
+        self._warn("template", f"{what}: its chat template prints otherwise than the target's own")
+
+    def _check_limit(self, counted: int | None) -> None:
+        """Such an answer is the target's own all the same, so it is kept."""
+        limit = self._sampling.max_new_tokens
+        if counted is not None and counted > limit:
+            self._warn(
+                "limit", f"the server does not keep to max_tokens: {counted} tokens where {limit} were asked for"
+            )
+
+    def _warn(self, kind: str, what: str) -> None:
+        """Once a kind: a server that does so does it with every prompt."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            logger.warning("%s", what)
 
 
 def _model_names(body: bytes) -> set[str]:

@@ -22,6 +22,7 @@ class Answered:
 
     reply: Reply
     num_prompt_tokens: int | None = None
+    num_answer_tokens: int | None = None
     """As the server counts them, if it says."""
     said: str = ""
     """The server's words, when it took the request for wrong."""
@@ -68,13 +69,19 @@ def _choice(body: bytes, server: ServerSettings) -> Answered | None:
     if choice is None:
         return None
     reply = _reply(choice, chat=server.api == "chat")
+    if reply is None:
+        return None
     usage = document.get("usage")
-    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    return (
-        None
-        if reply is None
-        else Answered(reply=reply, num_prompt_tokens=counted if isinstance(counted, int) else None)
+    return Answered(
+        reply=reply,
+        num_prompt_tokens=_counted(usage, "prompt_tokens"),
+        num_answer_tokens=_counted(usage, "completion_tokens"),
     )
+
+
+def _counted(usage: Any, what: str) -> int | None:
+    counted = usage.get(what) if isinstance(usage, dict) else None
+    return counted if isinstance(counted, int) else None
 
 
 def _reply(choice: Mapping[str, Any], *, chat: bool) -> Reply | None:

@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from dflash_pipeline.cli.options import Debug, Json, example
+from dflash_pipeline.cli.options import Debug, Json, example, one_of
 from dflash_pipeline.cli.output import answering
 from dflash_pipeline.cli.quiet import quiet_libraries
 
 DraftDir = Annotated[Path, typer.Option("--draft", help="An exported drafter.")]
 TargetDir = Annotated[Path, typer.Option("--target", help="The target it was trained for.")]
+THINKING: dict[str, bool | None] = {"on": True, "off": False, "template": None}
+"""What the target's template is told as `enable_thinking`: `target.thinking` in a recipe."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +40,9 @@ def evaluate(
         float, typer.Option("--temperature", min=0.0, help="0: greedy; else rejection sampling at it.")
     ] = 0.0,
     seed: Annotated[int, typer.Option("--seed", help="Of what is drawn at a temperature.")] = 0,
+    thinking: Annotated[
+        str, typer.Option("--thinking", help="on, off, or template: as the target's chat template does by itself.")
+    ] = "template",
     cost_ratio: Annotated[
         float | None,
         typer.Option("--cost-ratio", min=0.0, help="Time of a draft in target passes of one token: tells a speed-up."),
@@ -57,6 +62,7 @@ def evaluate(
 
         if cost_ratio is not None:
             expected_speedup(1.0, cost_ratio=cost_ratio)  # Refused before minutes are spent on decoding.
+        thinks = THINKING[one_of("--thinking", thinking, tuple(THINKING))]
         report = evaluate_files(
             draft,
             target,
@@ -66,6 +72,7 @@ def evaluate(
             num_processes=num_processes,
             batch_size=batch_size,
             choice=Choice(temperature=temperature, seed=seed),
+            thinking=thinks,
         )
         found = {
             "acceptance": {

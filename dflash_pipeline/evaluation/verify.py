@@ -204,7 +204,7 @@ def _acceptance(subject: _Subject, target: FrozenTarget, drafter: Drafter) -> st
     """What the export says of itself, measured again on the prompts that it carries."""
     folder = subject.folder
     if not carries(folder):
-        return "it carries no report: there is nothing to compare with"
+        return "not measured: it carries no report, so wrong taps, mask token or rotary base would not show"
     carried = load_record(folder / CARRIED, CarriedAcceptance)
     if carried.weights != file_sha256(folder / WEIGHTS):
         raise Failed(f"{CARRIED} is about other weights", where=str(folder), fix=_FIX_EXPORT)

@@ -27,14 +27,16 @@ def evaluate_files(
     num_processes: int,
     batch_size: int,
     choice: Choice,
+    thinking: bool | None,
 ) -> AcceptanceReport:
+    """`thinking` is what the target's chat template is told as `enable_thinking`; None tells it nothing."""
     if (draft / HASH_LIST).exists() and (faults := folder_faults(draft)):
         raise Refused(
             "; ".join(faults), where=str(draft), fix="export the drafter again, or see `dflash verify-export`"
         )
     read_config(draft)  # A folder that holds no drafter is refused before anything is loaded.
     check_target_folder(target)
-    renderer = ChatRenderer(target)
+    renderer = ChatRenderer(target, thinking=thinking)
     ids = read_prompts(prompts, render=renderer.prompt, tokenizer=renderer.tokenizer, limit=num_prompts)
     room = getattr(load_config(target).get_text_config(decoder=True), "max_position_embeddings", None)
     longest = max(len(prompt.ids) for prompt in ids)

@@ -30,6 +30,7 @@ class Say:
     trickle: float | None = None
     """Seconds between single bytes of the body."""
     prompt_tokens: int | None = None
+    answer_tokens: int | None = None
 
 
 Script = Callable[[str, int], Say]
@@ -117,7 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _document(say: Say, *, chat: bool) -> bytes:
     said: dict[str, Any] = {"message": say.message or {"content": say.text}} if chat else {"text": say.text}
-    usage = {} if say.prompt_tokens is None else {"usage": {"prompt_tokens": say.prompt_tokens}}
+    counts = {"prompt_tokens": say.prompt_tokens, "completion_tokens": say.answer_tokens}
+    told = {name: number for name, number in counts.items() if number is not None}
+    usage = {"usage": told} if told else {}
     return json.dumps({"choices": [{"index": 0, "finish_reason": say.ended, **said}], **usage}).encode()
 
 

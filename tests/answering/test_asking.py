@@ -222,6 +222,15 @@ def test_another_tokenizer_shows_in_the_count_of_tokens():
         asker(served).ask(PROMPT)
 
 
+def test_a_server_that_overruns_the_limit_is_told_of_once(caplog):
+    with serving(after(Say(answer_tokens=9), Say(answer_tokens=10), Say(answer_tokens=11))) as served:
+        one = asker(served)
+        assert [one.ask(PROMPT).reply.text for _ in range(3)] == ["fine"] * 3
+    assert [record.message for record in caplog.records] == [
+        "the server does not keep to max_tokens: 10 tokens where 9 were asked for"
+    ]
+
+
 def test_a_model_that_is_not_served_is_refused_with_those_that_are():
     with serving(after(Say())) as served:
         asker(served).check_model()

@@ -47,7 +47,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return asked
 
 
-def evaluate(export: Path, folder: Path, *, max_new_tokens: int = 2) -> AcceptanceReport:
+def evaluate(export: Path, folder: Path, *, max_new_tokens: int = 2, thinking: bool | None = None) -> AcceptanceReport:
     prompts = folder / "prompts.jsonl"
     prompts.write_text('{"question": "How many?"}\n')
     return stage.evaluate_files(
@@ -59,7 +59,14 @@ def evaluate(export: Path, folder: Path, *, max_new_tokens: int = 2) -> Acceptan
         num_processes=1,
         batch_size=1,
         choice=GREEDY,
+        thinking=thinking,
     )
+
+
+def test_the_template_is_told_of_the_mode(export, decoded, tmp_path):
+    with pytest.raises(Refused, match="in the same words with thinking on and off"):
+        evaluate(export, tmp_path, thinking=False)
+    assert decoded == []
 
 
 def test_a_whole_export_is_decoded(export, decoded, tmp_path):
