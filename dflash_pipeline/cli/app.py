@@ -20,6 +20,7 @@ from dflash_pipeline.cli import (
     plan,
     preflight,
     promote,
+    recipe,
     report,
     run,
     snapshots,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 for module in (
     run,
+    recipe,
     preflight,
     data,
     snapshots,

@@ -31,14 +31,19 @@ class Batching(Section):
     )
     token_budget: int = Field(32768, ge=1, description="Most padded tokens in one micro-batch.")
     slots_per_step: int = Field(8, ge=1, description="Micro-batches in one optimiser step; ranks must divide it.")
-    micro_batches_per_rank: int = Field(1, ge=1)
+    micro_batches_per_rank: int = Field(
+        1, ge=1, description="How many a rank runs in a step, for the ranks that their cost is balanced over."
+    )
     quadratic_length: float | None = Field(
         None, gt=0, description="Length at which attention costs as much as the rest."
     )
     anchor_cost: float = Field(0.0, ge=0, description="Cost of one supervised token, in tokens; 0 to leave it out.")
-    tail: Literal["fill", "drop"] = "fill"
+    tail: Literal["fill", "drop"] = Field(
+        "fill",
+        description="The last step of an epoch: filled up with micro-batches that count for nothing, or dropped.",
+    )
     overlong: Literal["drop", "refuse"] = Field("refuse", description="A sample above the token budget.")
     epochs: int = Field(
         6, ge=1, le=MAX_EPOCHS, description="Passes over the training samples, each in an order of its own."
     )
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the order of samples in every epoch.")

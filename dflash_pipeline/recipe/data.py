@@ -33,7 +33,7 @@ class Source(Section):
 class Data(Section):
     """Which conversations, and how they are cut."""
 
-    sources: Annotated[list[Source], Field(min_length=1)]
+    sources: Annotated[list[Source], Field(min_length=1, description="Where rows come from, each with a path.")]
     max_rows: int | None = Field(None, ge=1, description="Use only the first rows of each file; null for all.")
     max_row_bytes: int = Field(64 * 2**20, ge=1, description="A longer row is rejected as row_too_large.")
     max_depth: int = Field(64, ge=1, le=256, description="Brackets inside brackets; a deeper row is rejected.")

@@ -12,19 +12,19 @@ from dflash_pipeline.recipe.section import Section
 class Early(Section):
     """Measured by a process beside the ranks, which wait for a copy of the weights only. Changes no weight."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="Whether acceptance is measured while training goes on.")
     every_steps: int | None = Field(
         None, ge=1, description="Measure every so many steps; null: after 8 steps, then ever further apart."
     )
     num_prompts: int = Field(
         8, ge=1, le=1024, description="The validation side's first; without one, those of evaluation.prompts."
     )
-    max_new_tokens: int = Field(32, ge=2, le=8192)
+    max_new_tokens: int = Field(32, ge=2, le=8192, description="Longest answer that is decoded for it.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="`cuda`: on the first GPU, beside a rank.")
     gpu_memory_gib: float | None = Field(
         None, gt=0, description="Most memory it takes there; beyond it the measuring process ends, not the run."
     )
-    threads: int = Field(1, ge=1, le=1024)
+    threads: int = Field(1, ge=1, le=1024, description="Of the measuring process, on the CPU.")
     largest_cpu_target: int = Field(
         1_000_000_000, ge=1, description="A target with more parameters is not measured on a CPU: it would take hours."
     )

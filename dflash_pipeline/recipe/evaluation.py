@@ -15,8 +15,8 @@ class Evaluation(Section):
     prompts: Path | None = Field(
         None, description="JSONL with messages, question, prompt or turns; null for the validation side."
     )
-    num_prompts: int = Field(64, ge=1)
-    max_new_tokens: int = Field(64, ge=1)
+    num_prompts: int = Field(64, ge=1, description="The first of them are used.")
+    max_new_tokens: int = Field(64, ge=1, description="Longest answer that is decoded; several blocks at least.")
     num_processes: int = Field(1, ge=1, description="Prompts are shared out among this many processes.")
     batch_size: int = Field(16, ge=1, description="Prompts that a process decodes together.")
     temperature: float = Field(0.0, ge=0, description="0: greedy, and compared with the target's own text.")

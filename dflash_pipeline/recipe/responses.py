@@ -51,12 +51,12 @@ class Endpoint(Section):
 class Responses(Section):
     """Answers by the target itself, in place of those of the files: what the drafter must learn to predict."""
 
-    enabled: bool = True
+    enabled: bool = Field(True, description="Whether the target answers; false: the answers in the files are learned.")
     max_new_tokens: int = Field(2048, ge=1, description="Longest answer; a longer one is kept without an end marker.")
     batch_size: int = Field(64, ge=1, description="Prompts decoded together; results are saved after each batch.")
     temperature: float = Field(0.0, ge=0, le=10, description="0: greedy.")
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="Sample among the likeliest tokens that hold this probability.")
+    top_k: int | None = Field(None, ge=1, description="Sample among so many tokens; null for all.")
     seed: int = Field(0, ge=0, lt=2**63, description="Of sampling; each prompt draws by it and its own text.")
     endpoint: Endpoint | None = Field(None, description="Null: the target is loaded in this process.")
 

@@ -10,8 +10,8 @@ from dflash_pipeline.recipe.section import Section
 class Schedule(Section):
     """When the whole chain runs by itself, once schedule or sensor is switched on in the Dagster page."""
 
-    cron: str = "0 2 * * *"
-    timezone: str = "UTC"
+    cron: str = Field("0 2 * * *", description="When `nightly_retraining` looks: minute, hour, day, month, weekday.")
+    timezone: str = Field("UTC", description="In which the cron line is read, such as Europe/Berlin.")
     settle_minutes: float = Field(
         10.0, ge=0, le=10_080, description="New data or a new target are taken once no file has changed for so long."
     )

@@ -18,13 +18,13 @@ class Section(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic takes true for 1, so that `epochs: yes` would train for one epoch.
-        wanted = _types(cls.model_fields[str(info.field_name)].annotation)
+        wanted = types_of(cls.model_fields[str(info.field_name)].annotation)
         given = value if isinstance(value, list | tuple) else (value,)
         if bool not in wanted and wanted & {int, float} and any(isinstance(item, bool) for item in given):
             raise ValueError("a number is wanted here, not true or false")
         return value
 
 
-def _types(annotation: Any) -> set[Any]:
+def types_of(annotation: Any) -> set[Any]:
     """An annotation and all that stands in its brackets."""
-    return {annotation}.union(*(_types(inner) for inner in get_args(annotation) if not isinstance(inner, str)))
+    return {annotation}.union(*(types_of(inner) for inner in get_args(annotation) if not isinstance(inner, str)))

@@ -12,7 +12,7 @@ from dflash_pipeline.recipe.section import Section, Share
 class Drafter(Section):
     """The shape of the small model. What is not given follows the target."""
 
-    num_layers: int = Field(5, ge=1, le=256)
+    num_layers: int = Field(5, ge=1, le=256, description="Layers of the drafter.")
     block_size: int = Field(
         16, ge=2, le=4096, description="Tokens of a block: the anchor and what is drafted after it."
     )
@@ -24,12 +24,12 @@ class Drafter(Section):
         ge=0,
         description="Stands for positions to be drafted; null for the tokenizer's mask token or first unused row.",
     )
-    intermediate_size: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=1, description="Width of the MLPs; null for the target's.")
     layer_types: list[Literal["full_attention", "sliding_attention"]] | None = Field(
         None, description="One a layer; null for full attention in all. Sliding layers look `sliding_window` back."
     )
     sliding_window: int | None = Field(None, ge=1, description="Positions, the query's own among them.")
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="Of the first weights, and of the anchors.")
 
 
 class Training(Section):
@@ -38,8 +38,8 @@ class Training(Section):
     num_ranks: int = Field(
         8, ge=1, description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity."
     )
-    threads_per_rank: int = Field(1, ge=1)
-    device: Literal["cpu", "cuda"] = "cpu"
+    threads_per_rank: int = Field(1, ge=1, description="Of torch, on the CPU.")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="What the ranks compute on; `cuda` takes one GPU a rank.")
     drafter_sharding: Literal["ddp", "fsdp"] = Field(
         "ddp", description="Each rank holds the drafter, its gradients and moments, or with `fsdp` only a part of them."
     )
@@ -53,11 +53,11 @@ class Training(Section):
         False, description="torch.compile for the drafter's layers: slow to start, faster steps; needs a C++ compiler."
     )
     learning_rate: float = Field(6e-4, gt=0, le=10, description="At the end of the warm-up, the highest of the run.")
-    betas: tuple[Share, Share] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
-    warmup_fraction: float = Field(0.04, ge=0, lt=1)
+    betas: tuple[Share, Share] = Field((0.9, 0.95), description="AdamW's two; each at least 0 and below 1.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled, of every weight.")
+    warmup_fraction: float = Field(0.04, ge=0, lt=1, description="Share of the steps in which the rate rises.")
     end_fraction: float = Field(0.0, ge=0, le=1, description="Share of the learning rate in the last step.")
-    max_gradient_norm: float = Field(1.0, gt=0)
+    max_gradient_norm: float = Field(1.0, gt=0, description="A larger norm of the whole gradient is scaled down to it.")
     anchor_share: float | None = Field(
         None, ge=1e-6, le=1, description="Blocks trained a supervised token; null for 2 / block_size."
     )

@@ -21,7 +21,10 @@ from dflash_pipeline.recipe.training import Drafter, Training
 class Recipe(Section):
     """One recipe is one line of drafters: its name is the MLflow experiment and the key of its records."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]*$",
+        description="Of this line of drafters: its experiment in MLflow, its records.",
+    )
     storage: Path = Field(Path("storage"), description="Relative to the working directory; DFLASH_STORAGE wins.")
     data: Data
     target: Target
