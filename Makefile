@@ -11,8 +11,9 @@ PEERS := trl axolotl speculators datasets accelerate dill multiprocess xxhash
 ORACLES := dflash==0.1.0 specforge==0.2.0 speculators==0.9.0 hs-connectors==0.9.0 \
 	datasets==5.0.1 dill multiprocess xxhash openai httpx httpcore jiter distro sniffio loguru pydantic-settings
 ORACLES_INSTALLED := .oracle/.installed
+POSTGRES_INSTALLED := .postgres/.installed
 
-.PHONY: demo test ui check fmt test-slow explore faults mutation fuzz lowest wheel clean peers oracle gpu-test step-peers
+.PHONY: demo test ui check fmt test-slow explore faults mutation fuzz lowest wheel clean peers oracle gpu-test step-peers postgres pictures
 
 # One pip call that names torch: with torch left to the resolver, pip takes a CUDA build of several GB.
 $(INSTALLED): pyproject.toml constraints.txt
@@ -76,14 +77,26 @@ $(ORACLES_INSTALLED): Makefile | $(INSTALLED)
 oracle: $(ORACLES_INSTALLED) ## loss, gradients and decoding against other implementations, put into .oracle, apart from .venv
 	PYTHONPATH=.oracle $(BIN)/python -m pytest tests/oracle -m oracle
 
+$(POSTGRES_INSTALLED): constraints.txt | $(INSTALLED)
+	rm -rf .postgres
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .postgres -c constraints.txt dagster-postgres psycopg2-binary
+	touch $@
+
+postgres: $(POSTGRES_INSTALLED) ## docs/deployment.md on a real PostgreSQL, which Debian's package `postgresql` brings
+	PYTHONPATH=.postgres $(BIN)/python -m pytest tests/packaging/test_postgres.py -m slow
+
 step-peers: $(ORACLES_INSTALLED) ## one training step side by side with SpecForge's and speculators'
 	PYTHONPATH=.oracle $(BIN)/python -W ignore bench/step_vs_peers.py
 
 gpu-test: $(INSTALLED) ## what only a CUDA device can show; without one every test is skipped
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
+pictures: $(INSTALLED) ## the pictures of docs/tour.md, by the tests that use the pages
+	DFLASH_PICTURES=docs/pictures $(BIN)/python -m pytest -m browser tests/browser/test_compare_page.py \
+		tests/browser/test_launching.py tests/browser/test_pages.py tests/browser/test_stopping.py
+
 wheel: $(INSTALLED) ## build wheel and sdist into dist/
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf $(VENV) .venv-lowest .peers .oracle build dist *.egg-info
+	rm -rf $(VENV) .venv-lowest .peers .oracle .postgres build dist *.egg-info

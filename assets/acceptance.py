@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dflash_pipeline.assets.metadata import count, number, table
+from dflash_pipeline.assets.metadata import count, numbers, table
+from dflash_pipeline.assets.owners import EVALUATION
 from dflash_pipeline.assets.plots import acceptance_by_position
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from dflash_pipeline.stages.acceptance import AcceptanceComparison
 
 
-@dg.asset(group_name="evaluation", kinds={"pytorch"}, pool=NODE)
+@dg.asset(group_name="evaluation", kinds={"pytorch"}, owners=EVALUATION, code_version="1", pool=NODE)
 def acceptance_report(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -32,6 +33,7 @@ def acceptance_report(
     from dflash_pipeline.stages.acceptance import make_report
     from dflash_pipeline.stages.acceptance_tracking import track_report
     from dflash_pipeline.stages.carry_report import carry_report
+    from dflash_pipeline.stages.data_versions import report_version
 
     made = make_report(workbench.recipe, workbench.storage, conversations, exported_drafter)
     carry_report(workbench.recipe, workbench.storage, conversations, exported_drafter, made.record)
@@ -44,18 +46,23 @@ def acceptance_report(
     )
     return dg.MaterializeResult(
         value=made.record,
+        data_version=dg.DataVersion(report_version(made.record)),
         metadata={
-            "acceptance_length_trained": number(trained.mean),
-            "acceptance_length_untrained": number(untrained.mean),
-            "interval_low": number(trained.interval[0]),
-            "interval_high": number(trained.interval[1]),
-            "pooled": number(trained.pooled),
+            **numbers(
+                {
+                    "trained_tokens_per_round": trained.mean,
+                    "untrained_tokens_per_round": untrained.mean,
+                    "trained_low_tokens_per_round": trained.interval[0],
+                    "trained_high_tokens_per_round": trained.interval[1],
+                    "pooled_tokens_per_round": trained.pooled,
+                    "temperature": trained.temperature,
+                }
+            ),
             "prompts": count(trained.num_prompts),
             "whole_rounds": count(trained.num_rounds),
             "cut_rounds": count(trained.cut.num_rounds),
             "cut_tokens": count(trained.cut.num_tokens),
-            "temperature": number(trained.temperature),
-            "lossless": "not compared" if trained.lossless is None else bool(trained.lossless and untrained.lossless),
+            "lossless": _lossless(trained.lossless, untrained.lossless),
             "per_position": table(
                 ("drafted position", "accepted share"),
                 [(position, round(value, 4)) for position, value in enumerate(trained.per_position, start=1)],
@@ -75,6 +82,11 @@ def acceptance_report(
             **_beside(made.record),
         },
     )
+
+
+def _lossless(*drafters: bool | None) -> str:
+    """A word, as not all that is measured can be compared: at a temperature two greedy texts say nothing."""
+    return "not compared" if None in drafters else "yes" if all(drafters) else "no"
 
 
 def groups(what: str, rows: Sequence["GroupAcceptance"]) -> dg.MetadataValue:
@@ -99,8 +111,8 @@ def _beside(record: "AcceptanceComparison") -> dict[str, dg.MetadataValue]:
     """What is known only where the run's event log is there, or the recipe gives a cost ratio."""
     estimate, speedup = record.estimate, record.expected_speedup
     found = {
-        "expected_in_training": None if estimate is None else estimate.mean,
+        "expected_in_training_tokens_per_round": None if estimate is None else estimate.mean,
         "cost_ratio": record.cost_ratio,
-        "expected_speedup": speedup,
+        "expected_speedup_ratio": speedup,
     }
-    return {name: number(value) for name, value in found.items() if value is not None}
+    return numbers(found)

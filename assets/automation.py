@@ -20,5 +20,6 @@ def whole_chain(recipe: Recipe) -> UnresolvedAssetJobDefinition:
         partitions_def=EPOCHS,
         tags=TRAINS | epoch_range_tags(recipe.batching.epochs),
         description="Everything from the source files to the drafter's acceptance and promotion. What is unchanged is "
-        "reused. The form's section resources.workbench changes the recipe for one run.",
+        "reused. The form's section resources.workbench changes the recipe for one run; the job dry_run has the same "
+        "form, and tells what such a run would take.",
     )

@@ -3,7 +3,8 @@
 import dagster as dg
 
 from dflash_pipeline.assets.acceptance import acceptance_report
-from dflash_pipeline.assets.metadata import number, table
+from dflash_pipeline.assets.metadata import numbers, table
+from dflash_pipeline.assets.owners import EVALUATION
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.conversation import Ingestion
@@ -11,7 +12,9 @@ from dflash_pipeline.contracts.promotion import PromotionDecision
 from dflash_pipeline.contracts.results import ExportedDrafter
 
 
-@dg.asset(group_name="evaluation", kinds={"mlflow"}, pool=NODE, deps=[acceptance_report])
+@dg.asset(
+    group_name="evaluation", kinds={"mlflow"}, owners=EVALUATION, code_version="1", pool=NODE, deps=[acceptance_report]
+)
 def champion(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -24,6 +27,7 @@ def champion(
     them. Every decision stands in promotions.jsonl; `dflash promote --rollback` takes the last promotion back.
     """
     from dflash_pipeline.stages.acceptance import make_report
+    from dflash_pipeline.stages.data_versions import decision_version
     from dflash_pipeline.stages.promotion import make_champion
 
     recipe, storage = workbench.recipe, workbench.storage
@@ -36,6 +40,7 @@ def champion(
     )
     return dg.MaterializeResult(
         value=decision,
+        data_version=dg.DataVersion(decision_version(decision)),
         metadata={
             "decision": decision.action,
             "reason": decision.reason,
@@ -55,8 +60,12 @@ def _compared(decision: PromotionDecision) -> dict[str, dg.MetadataValue]:
         (c.source, c.num_prompts, round(c.before, 4), round(c.after, 4), round(c.loss, 4)) for c in difference.sources
     ]
     return {
-        "difference": number(difference.mean),
-        "difference_low": number(difference.interval[0]),
-        "difference_high": number(difference.interval[1]),
+        **numbers(
+            {
+                "difference_tokens_per_round": difference.mean,
+                "difference_low_tokens_per_round": difference.interval[0],
+                "difference_high_tokens_per_round": difference.interval[1],
+            }
+        ),
         "by_source": table(("source", "prompts", "champion", "challenger", "lost share"), rows),
     }

@@ -4,7 +4,9 @@ import dagster as dg
 from pydantic import Field
 
 from dflash_pipeline.assets.acceptance import acceptance_report
-from dflash_pipeline.assets.metadata import count, number, table
+from dflash_pipeline.assets.metadata import count, numbers, table
+from dflash_pipeline.assets.owners import EVALUATION
+from dflash_pipeline.assets.plots import picture
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.results import TrainedDrafter
@@ -19,7 +21,9 @@ class ComparisonChoices(dg.Config):
     )
 
 
-@dg.asset(group_name="evaluation", kinds={"python"}, pool=NODE, deps=[acceptance_report])
+@dg.asset(
+    group_name="evaluation", kinds={"python"}, owners=EVALUATION, code_version="1", pool=NODE, deps=[acceptance_report]
+)
 def run_comparison(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -34,6 +38,7 @@ def run_comparison(
     from dflash_pipeline.stages import comparison_pictures as pictures
     from dflash_pipeline.stages.comparison import compare_runs, compare_with_champion
     from dflash_pipeline.stages.comparison_page import acceptance_sentences, summary_rows, write_page
+    from dflash_pipeline.stages.data_versions import page_version
     from dflash_pipeline.stages.forensics import look_into
     from dflash_pipeline.stages.forensics_pages import events_markdown
     from dflash_pipeline.stages.run_files import read_run
@@ -48,12 +53,13 @@ def run_comparison(
     names, differing = [run.name for run in comparison.runs], comparison.differences.items()
     context.log.info(f"comparison: {' against '.join(names)}; {verdict}")
     return dg.MaterializeResult(
+        data_version=dg.DataVersion(page_version(page)),
         metadata={
             "runs": ", ".join(names),
             "verdict": verdict,
-            "loss": _picture("loss", pictures.losses(comparison.runs, "cost")),
-            "acceptance": _picture("acceptance", pictures.acceptances(comparison.runs, "cost")),
-            "epochs": _picture("epochs", pictures.epochs(comparison.runs)),
+            "loss": picture("loss of the runs against cost", pictures.losses(comparison.runs, "cost")),
+            "acceptance": picture("acceptance of the runs against cost", pictures.acceptances(comparison.runs, "cost")),
+            "epochs": picture("speed and padding efficiency by epoch", pictures.epochs(comparison.runs)),
             "differing_settings": count(len(differing)),
             "differences": table(["setting", *names], [[name, *map(str, of.values())] for name, of in differing]),
             "summary": table(["figure", *names], summary_rows(comparison.runs)),
@@ -61,14 +67,10 @@ def run_comparison(
             or "not measured on the same prompts",
             "loss_events": count(len(mine.events)),
             "alarms": count(len(mine.alarms)),
-            "useful_tokens_per_second": number(mine.tokens_per_second),
+            **numbers({"useful_tokens_per_second": mine.tokens_per_second}),
             "samples_of_loss_events": dg.MetadataValue.md(
                 events_markdown(mine.name, look_into(storage, read_run(storage, mine.name)))
             ),
             "page": dg.MetadataValue.path(str(page)),
         },
     )
-
-
-def _picture(name: str, address: str) -> dg.MetadataValue:
-    return dg.MetadataValue.md(f"![{name}]({address})")

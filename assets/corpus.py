@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from dflash_pipeline.assets.inputs_tag import note_inputs
 from dflash_pipeline.assets.metadata import count, share, table
+from dflash_pipeline.assets.owners import DATA
 from dflash_pipeline.assets.pools import WAREHOUSE
 from dflash_pipeline.assets.preflight import PREFLIGHT, preflight_result
 from dflash_pipeline.assets.resources import Workbench
@@ -18,7 +20,7 @@ MOST_LISTED = 500
 SAMPLE = 30
 
 
-@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE, check_specs=[PREFLIGHT])
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, owners=DATA, code_version="1", pool=WAREHOUSE, check_specs=[PREFLIGHT])
 def conversations(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench]
 ) -> Iterator[dg.AssetCheckResult | dg.MaterializeResult[Ingestion]]:
@@ -31,6 +33,7 @@ def conversations(
     from dflash_pipeline.stages.preflight import look_over, refuse
     from dflash_pipeline.store.warehouse import Warehouse
 
+    note_inputs(context, workbench)
     found = look_over(workbench.recipe, workbench.storage)
     yield preflight_result(found)
     refuse(found.faults, recipe_name=workbench.recipe.name)
@@ -74,7 +77,7 @@ def conversations(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"pytorch", "duckdb"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"pytorch", "duckdb"}, owners=DATA, code_version="1", pool=WAREHOUSE)
 def target_responses(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], conversations: Ingestion
 ) -> dg.MaterializeResult[AnswerSet]:
@@ -105,7 +108,7 @@ def target_responses(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"arrow", "huggingface"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"arrow", "huggingface"}, owners=DATA, code_version="1", pool=WAREHOUSE)
 def token_sequences(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],

@@ -1,9 +1,14 @@
 """Group `training`: from a sealed plan to a trained drafter."""
 
+from pathlib import Path
+
 import dagster as dg
 from pydantic import Field
 
-from dflash_pipeline.assets.metadata import count, number, share
+from dflash_pipeline.assets.links import mlflow_link
+from dflash_pipeline.assets.metadata import count, numbers
+from dflash_pipeline.assets.owners import TRAINING
+from dflash_pipeline.assets.plots import loss_with_spikes
 from dflash_pipeline.assets.pools import NODE
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
@@ -13,15 +18,12 @@ from dflash_pipeline.contracts.run import TimeSpent
 
 
 class LaunchChoices(dg.Config):
-    """How the ranks are started this time."""
+    """How the run is started this time; its settings, ranks among them, are chosen at resources.workbench."""
 
-    num_ranks: int | None = Field(
-        default=None, ge=1, description="Processes; must divide slots_per_step. Empty: as the recipe says."
-    )
     fresh: bool = Field(default=False, description="Start the same run over instead of resuming or reusing it.")
 
 
-@dg.asset(group_name="training", kinds={"pytorch", "mlflow"}, pool=NODE)
+@dg.asset(group_name="training", kinds={"pytorch", "mlflow"}, owners=TRAINING, code_version="1", pool=NODE)
 def trained_drafter(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -33,6 +35,7 @@ def trained_drafter(
 
     The same plan, target and settings are the same run: it is resumed when unfinished and reused when finished.
     """
+    from dflash_pipeline.stages.data_versions import drafter_version
     from dflash_pipeline.stages.training import finished_drafter
 
     recipe, storage = workbench.recipe, workbench.storage
@@ -46,42 +49,54 @@ def trained_drafter(
     )
     return dg.MaterializeResult(
         value=trained,
-        data_version=dg.DataVersion(trained.run),
+        data_version=dg.DataVersion(drafter_version(trained)),
         metadata={
             "run": trained.run,
             "steps": count(trained.steps_done),
             "planned_steps": count(trained.total_steps),
             "ranks": count(trained.num_ranks),
-            "first_loss": number(trained.first_loss),
-            "last_loss": number(trained.last_loss),
+            **_numbers(trained),
             "loss_spikes": count(trained.num_spikes),
-            "useful_tokens_per_second": number(trained.useful_tokens_per_second),
-            "padded_tokens_per_second": number(trained.padded_tokens_per_second),
+            "loss": loss_with_spikes(Path(trained.run_dir)),
             "mlflow_run_id": trained.mlflow_run_id or "",
+            "mlflow": mlflow_link(workbench, trained.mlflow_run_id),
+            "dagster_run": dg.MetadataValue.dagster_run(context.run_id),
             "stopped_early": trained.stopped_early or "",
+            "warm_start": f"champion {trained.warm_start}" if trained.warm_start else "scratch",
             "folder": dg.MetadataValue.path(trained.run_dir),
+            "event_log": dg.MetadataValue.path(str(Path(trained.run_dir) / "events.jsonl")),
+            "checkpoint": dg.MetadataValue.path(trained.checkpoint),
             "reused": reused,
-            **_time_spent(trained.spent),
+            **_counted(trained.spent),
         },
     )
 
 
-def _time_spent(spent: TimeSpent | None) -> dict[str, dg.MetadataValue]:
-    """How far the run came and where its time went: the numbers of its charts, over the whole run."""
-    if spent is None:
-        return {}
-    known = {"rank_imbalance": spent.imbalance, "peak_share": spent.peak_share}
-    return {
-        "epochs_done": count(spent.epochs_done),
-        "run_fraction": share(spent.run_fraction),
-        "run_cost_fraction": share(spent.run_cost_fraction),
-        "hours": number(spent.hours),
-        "supervised_tokens_per_second": number(spent.supervised_tokens_per_second),
-        "samples_per_second": number(spent.samples_per_second),
-        "memory_bytes": count(spent.memory_bytes),
-        **{name: number(value) for name, value in known.items() if value is not None},
-        **{f"time_share_{part}": share(value) for part, value in spent.shares.items()},
+def _numbers(trained: TrainedDrafter) -> dict[str, dg.MetadataValue]:
+    """Losses and speeds, and of a run that kept it where its time went: the numbers of its charts, over all of it."""
+    spent = trained.spent
+    own = {
+        "first_loss": trained.first_loss,
+        "last_loss": trained.last_loss,
+        "useful_tokens_per_second": trained.useful_tokens_per_second,
+        "padded_tokens_per_second": trained.padded_tokens_per_second,
     }
+    if spent is None:
+        return numbers(own)
+    kept = {
+        "run_fraction": spent.run_fraction,
+        "run_cost_fraction": spent.run_cost_fraction,
+        "hours": spent.hours,
+        "supervised_tokens_per_second": spent.supervised_tokens_per_second,
+        "samples_per_second": spent.samples_per_second,
+        "rank_imbalance_ratio": spent.imbalance,
+        "peak_share": spent.peak_share,
+    }
+    return numbers(own | kept | {f"{part}_time_share": value for part, value in spent.shares.items()})
+
+
+def _counted(spent: TimeSpent | None) -> dict[str, dg.MetadataValue]:
+    return {} if spent is None else {"epochs_done": count(spent.epochs_done), "memory_bytes": count(spent.memory_bytes)}
 
 
 def of_total(done: int, total: int) -> str:
@@ -101,8 +116,8 @@ def _train(
     from dflash_pipeline.stages.training import Launch, train_drafter
     from dflash_pipeline.training.run_page import DAGSTER_RUN
 
-    num_ranks = config.num_ranks or workbench.recipe.training.num_ranks
-    # Training may be all that this run does, and its number of ranks is known here only.
+    num_ranks = workbench.recipe.training.num_ranks
+    # Training may be all that this run does.
     check_training(workbench.recipe, workbench.storage, num_ranks=num_ranks)
     with dg.open_pipes_session(
         context=context,

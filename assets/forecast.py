@@ -2,7 +2,8 @@
 
 import dagster as dg
 
-from dflash_pipeline.assets.metadata import count, number, share, table
+from dflash_pipeline.assets.metadata import count, numbers, table
+from dflash_pipeline.assets.owners import BATCHING
 from dflash_pipeline.assets.plan import GROUP
 from dflash_pipeline.assets.pools import WAREHOUSE
 from dflash_pipeline.assets.resources import Workbench
@@ -10,7 +11,7 @@ from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.results import BucketBoundaries
 
 
-@dg.asset(group_name=GROUP, kinds={"numpy"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"numpy"}, owners=BATCHING, code_version="1", pool=WAREHOUSE)
 def batching_forecast(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -23,6 +24,7 @@ def batching_forecast(
     newest run on this target. The picture sets efficiency against diversity; the recipe's strategy is marked.
     """
     from dflash_pipeline.assets.plots import efficiency_against_diversity
+    from dflash_pipeline.stages.data_versions import forecast_version
     from dflash_pipeline.stages.forecast import make_forecast
 
     rows, time = make_forecast(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries)
@@ -31,14 +33,20 @@ def batching_forecast(
         f"forecast: {chosen.name} at {chosen.relative_throughput:.3f} of the speed of sorted, "
         f"{chosen.pair_repetition:.2g} of its pairs meet again"
     )
-    fitted = {} if time is None else {"fitted_to_steps": count(time.num_steps), "fit_error": share(time.relative_error)}
-    quadratic = None if time is None else time.cost.quadratic_length
+    fitted = {} if time is None else {"fitted_to_steps": count(time.num_steps)}
     return dg.MaterializeResult(
+        data_version=dg.DataVersion(forecast_version(token_sequences, rows)),
         metadata={
             "chosen": chosen.name,
-            "relative_throughput": number(chosen.relative_throughput),
-            "padding_efficiency": share(chosen.padding_efficiency),
-            "pair_repetition": number(chosen.pair_repetition),
+            **numbers(
+                {
+                    "throughput_to_sorted_ratio": chosen.relative_throughput,
+                    "padding_efficiency": chosen.padding_efficiency,
+                    "pair_repetition_share": chosen.pair_repetition,
+                    "fit_error_ratio": None if time is None else time.relative_error,
+                    "fitted_quadratic_length_tokens": None if time is None else time.cost.quadratic_length,
+                }
+            ),
             "left_out_samples": count(chosen.num_dropped),
             "strategies": table(
                 (
@@ -70,7 +78,6 @@ def batching_forecast(
                 ],
             ),
             "picture": efficiency_against_diversity(rows),
-            **({} if quadratic is None else {"fitted_quadratic_length": number(quadratic)}),
             **fitted,
         },
     )

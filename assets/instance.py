@@ -11,6 +11,7 @@ from pathlib import Path
 import dagster as dg
 import psutil
 
+from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.store.layout import Storage
 
 INSTANCE_CONFIG = Path(__file__).resolve().parent.parent / "dagster.yaml"
@@ -22,9 +23,22 @@ def prepare_home(storage: Storage) -> Path:
     """DAGSTER_HOME with our instance settings, absolute. Also set in this process' environment."""
     home = storage.dagster_home
     home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(INSTANCE_CONFIG, home / "dagster.yaml")
+    settings, kept = instance_config(), home / "dagster.yaml"
+    # Not written without need: servers may be reading it at this moment, and it may be the very file that is named.
+    if not (kept.is_file() and kept.read_bytes() == settings.read_bytes()):
+        shutil.copyfile(settings, kept)
     os.environ["DAGSTER_HOME"] = str(home)
     return home
+
+
+def instance_config() -> Path:
+    """The file that `DFLASH_DAGSTER_YAML` names, such as one with PostgreSQL in it; ours without. Refused if absent."""
+    given = os.environ.get("DFLASH_DAGSTER_YAML")
+    if given and not Path(given).is_file():
+        raise Refused(
+            "there is no such file", where=f"DFLASH_DAGSTER_YAML: {given}", fix="correct the path or unset it"
+        )
+    return Path(given) if given else INSTANCE_CONFIG
 
 
 @contextmanager

@@ -7,13 +7,17 @@ from typing import Any, get_args
 
 import dagster as dg
 from dagster._config.errors import PostProcessingError
+from pydantic.fields import FieldInfo
 
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.recipe.batching import Batching
 from dflash_pipeline.recipe.choices import CHOICES, chosen, setting, with_choices
+from dflash_pipeline.recipe.explained import allowed
+from dflash_pipeline.recipe.training import Training
 
 STRATEGIES: tuple[str, ...] = get_args(Batching.model_fields["strategy"].annotation)
+STARTS: tuple[str, ...] = get_args(Training.model_fields["warm_start"].annotation)
 # Dagster tells types of a form by its own names. `auto`, a word among numbers, is nothing there.
 _KINDS: Mapping[str, Any] = {
     "strategy": dg.Enum("Strategy", [dg.EnumValue(name) for name in STRATEGIES]),
@@ -24,6 +28,7 @@ _KINDS: Mapping[str, Any] = {
     "learning_rate": float,
     "num_ranks": int,
     "max_steps": dg.Noneable(int),
+    "warm_start": dg.Enum("WarmStart", [dg.EnumValue(name) for name in STARTS]),
 }
 _EMPTY = {"num_buckets": "auto"}
 """What nothing means, where it is a word in the recipe."""
@@ -62,7 +67,7 @@ def workbench_of_the_run(workbench: Workbench) -> dg.ResourceDefinition:
 
     return dg.ResourceDefinition(
         make,
-        config_schema=dg.Field(ChosenSettings(workbench), is_required=False),
+        config_schema=dg.Field(ChosenSettings(workbench)),
         description="The recipe. What is changed here holds for this run only; `dflash run --set` does the same.",
     )
 
@@ -78,5 +83,12 @@ def _field(workbench: Workbench, name: str) -> dg.Field:
         _KINDS[name],
         is_required=False,
         default_value=default,
-        description=setting(workbench.recipe, name).description or "",
+        description=_said(setting(workbench.recipe, name)),
     )
+
+
+def _said(field: FieldInfo) -> str:
+    """What a setting is for, and its bounds; words to choose from are in the form already."""
+    bounds = allowed(field)
+    says = field.description or ""
+    return says if not bounds or bounds.startswith("one of") else f"{says} ({bounds})"

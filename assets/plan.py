@@ -4,8 +4,10 @@ from typing import Any
 
 import dagster as dg
 
-from dflash_pipeline.assets.metadata import count, number, share, table
+from dflash_pipeline.assets.metadata import count, numbers, share, table
+from dflash_pipeline.assets.owners import BATCHING
 from dflash_pipeline.assets.pools import WAREHOUSE
+from dflash_pipeline.assets.provenance import provenance_tags
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.corpus import CorpusSnapshot, LengthStatistics
 from dflash_pipeline.contracts.manifest import EpochManifest
@@ -14,6 +16,8 @@ from dflash_pipeline.contracts.results import BucketBoundaries
 from dflash_pipeline.recipe import MAX_EPOCHS
 
 GROUP = "batching"
+MANIFEST_CODE = "1"
+"""Code version of `epoch_manifest`, for the epochs that it logs itself too."""
 WHOLE_CHAIN = "whole_chain"
 """The job of all assets."""
 
@@ -32,6 +36,12 @@ EPOCHS = dg.StaticPartitionsDefinition([f"{epoch:03d}" for epoch in range(MAX_EP
 """Always the same keys, so that no machine remembers another set; a run materialises those of its recipe."""
 
 
+def takes_in(run: dg.DagsterRun, *names: str) -> bool:
+    """Whether a run of the whole chain's job makes these assets. One whose form was opened names all of its assets."""
+    selected = {key.to_user_string() for key in run.asset_selection or ()}
+    return run.job_name == WHOLE_CHAIN and (not selected or selected.issuperset(names))
+
+
 def epoch_range_tags(num_epochs: int) -> dict[str, str]:
     """Run tags that materialise epochs 0 … num_epochs - 1 together with everything unpartitioned."""
     return {
@@ -40,7 +50,7 @@ def epoch_range_tags(num_epochs: int) -> dict[str, str]:
     }
 
 
-@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, owners=BATCHING, code_version="1", pool=WAREHOUSE)
 def length_statistics(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], token_sequences: CorpusSnapshot
 ) -> dg.MaterializeResult[LengthStatistics]:
@@ -58,7 +68,7 @@ def length_statistics(
         metadata={
             "samples": count(statistics.num_samples),
             "tokens": count(statistics.num_tokens),
-            "mean_tokens": number(statistics.num_tokens / statistics.num_samples),
+            **numbers({"mean_tokens": statistics.num_tokens / statistics.num_samples}),
             "median_tokens": count(statistics.quantile(0.5)),
             "p95_tokens": count(statistics.quantile(0.95)),
             "longest_tokens": count(statistics.max_length),
@@ -68,23 +78,28 @@ def length_statistics(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"numpy"}, pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"numpy"}, owners=BATCHING, code_version="1", pool=WAREHOUSE)
 def bucket_boundaries(
     context: dg.AssetExecutionContext, workbench: dg.ResourceParam[Workbench], length_statistics: LengthStatistics
 ) -> dg.MaterializeResult[BucketBoundaries]:
     """Bucket boundaries that waste the least padding: the exact optimum over unique lengths."""
-    from dflash_pipeline.assets.plots import length_histogram
+    from dflash_pipeline.assets.plots import efficiency_against_buckets, length_histogram
     from dflash_pipeline.stages.batching import make_boundaries
+    from dflash_pipeline.stages.bucket_curve import efficiency_by_count
 
     record = make_boundaries(workbench.recipe, workbench.storage, length_statistics)
+    chosen = len(record.boundaries)
     context.log.info(f"boundaries: {[0, *record.boundaries]}")
     return dg.MaterializeResult(
         value=record,
         data_version=dg.DataVersion(f"{record.snapshot}:{record.boundaries}"),
         metadata={
             "boundaries": str([0, *record.boundaries]),
-            "buckets": count(len(record.boundaries)),
-            "efficiency_if_padded_to_boundary": share(record.padding_efficiency),
+            "buckets": count(chosen),
+            "padded_to_boundary_efficiency": share(record.padding_efficiency),
+            "efficiency_against_buckets": efficiency_against_buckets(
+                efficiency_by_count(workbench.recipe, length_statistics, chosen=chosen), chosen=chosen
+            ),
             "histogram": length_histogram(length_statistics, record.boundaries),
         },
     )
@@ -93,6 +108,8 @@ def bucket_boundaries(
 @dg.asset(
     group_name=GROUP,
     kinds={"parquet"},
+    owners=BATCHING,
+    code_version=MANIFEST_CODE,
     partitions_def=EPOCHS,
     backfill_policy=dg.BackfillPolicy.single_run(),
     pool=WAREHOUSE,
@@ -108,10 +125,21 @@ def epoch_manifest(
     Each sample exactly once or listed as dropped; every step full; no budget exceeded.
     """
     from dflash_pipeline.assets.plots import epoch_over_steps
-    from dflash_pipeline.stages.batching import PlannedEpoch, make_epochs
+    from dflash_pipeline.stages.batching import PlannedEpoch, batching_spec, make_epochs
+    from dflash_pipeline.stages.data_versions import plan_version
+    from dflash_pipeline.store.plans import plan_folder
 
     batching = workbench.recipe.batching
     num_ranks = batching.slots_per_step // batching.micro_batches_per_rank
+    spec = batching_spec(workbench.recipe, bucket_boundaries)
+    version = plan_version(token_sequences, spec)
+    folder = plan_folder(workbench.storage.plans, snapshot=token_sequences.fingerprint, spec=spec)
+    tags = provenance_tags(
+        context.instance,
+        data_version=version,
+        code_version=MANIFEST_CODE,
+        inputs=[dg.AssetKey("token_sequences"), dg.AssetKey("bucket_boundaries")],
+    )
 
     def tell(planned: PlannedEpoch, manifest: EpochManifest) -> None:
         summary = planned.summary
@@ -130,26 +158,26 @@ def epoch_manifest(
             "padding_efficiency": share(summary.padding_efficiency),
             "over_steps": epoch_over_steps(manifest, num_ranks=num_ranks),
             "digest": summary.digest,
+            "folder": dg.MetadataValue.path(str(folder)),
             "reused": planned.reused,
         }
         if key in context.partition_keys:
             context.add_asset_metadata(partition_key=key, metadata=metadata)
         else:  # Chosen in the form beyond the partitions that the run was started with.
-            context.log_event(dg.AssetMaterialization(context.asset_key, partition=key, metadata=metadata))
+            made = dg.AssetMaterialization(context.asset_key, partition=key, metadata=metadata, tags=tags)
+            context.log_event(made)
 
     epochs = sorted({int(key) for key in context.partition_keys} | _whole_plan(context, workbench))
     make_epochs(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries, epochs, tell=tell)
-    return dg.MaterializeResult()
+    return dg.MaterializeResult(data_version=dg.DataVersion(version))
 
 
 def _whole_plan(context: dg.AssetExecutionContext, workbench: Workbench) -> set[int]:
     """In a run of the whole chain every epoch that the plan will seal, however many partitions it was started with."""
-    run = context.run
-    whole = run.job_name == WHOLE_CHAIN and not run.asset_selection
-    return set(range(workbench.recipe.batching.epochs)) if whole else set()
+    return set(range(workbench.recipe.batching.epochs)) if takes_in(context.run, "run_plan") else set()
 
 
-@dg.asset(group_name=GROUP, kinds={"duckdb"}, deps=[epoch_manifest], pool=WAREHOUSE)
+@dg.asset(group_name=GROUP, kinds={"duckdb"}, owners=BATCHING, code_version="1", deps=[epoch_manifest], pool=WAREHOUSE)
 def run_plan(
     context: dg.AssetExecutionContext,
     workbench: dg.ResourceParam[Workbench],
@@ -158,6 +186,7 @@ def run_plan(
 ) -> dg.MaterializeResult[RunPlan]:
     """The totals over all epochs, sealed before step 0: learning-rate horizon and length of the run are facts."""
     from dflash_pipeline.stages.batching import make_plan
+    from dflash_pipeline.store.plans import plan_folder
 
     made = make_plan(workbench.recipe, workbench.storage, token_sequences, bucket_boundaries)
     plan = made.record
@@ -167,6 +196,9 @@ def run_plan(
         data_version=dg.DataVersion(plan.fingerprint),
         metadata={
             "plan": plan.fingerprint,
+            "folder": dg.MetadataValue.path(
+                str(plan_folder(workbench.storage.plans, snapshot=plan.snapshot, spec=plan.spec))
+            ),
             "epochs": count(plan.num_epochs),
             "total_steps": count(plan.total_steps),
             "total_padded_tokens": count(sum(e.padded_tokens for e in plan.epochs)),

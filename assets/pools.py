@@ -3,5 +3,5 @@
 WAREHOUSE = "duckdb_writer"
 """DuckDB's file: a writer locks out every other process."""
 
-NODE = "gpu_node"
+NODE = "training_node"
 """The node's devices: two trainings on them would both crawl or run out of memory."""

@@ -10,7 +10,8 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from dflash_pipeline.assets.automation import TRAINS
-from dflash_pipeline.assets.plan import WHOLE_CHAIN, epoch_range_tags
+from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
+from dflash_pipeline.assets.plan import WHOLE_CHAIN, epoch_range_tags, takes_in
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.errors import DflashError, Refused
 from dflash_pipeline.contracts.retraining import (
@@ -23,8 +24,6 @@ from dflash_pipeline.contracts.retraining import (
     decide_soon,
 )
 
-INPUTS_TAG = "dflash/inputs"
-"""Of a run: the digest of what it was started for."""
 REASON_TAG = "dflash/reason"
 LOOKED_BACK = 200
 SENSOR_SECONDS = 60
@@ -101,7 +100,7 @@ def on_new_inputs(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg
 
 
 def earlier_passes(instance: dg.DagsterInstance) -> list[EarlierPass]:
-    """Runs of the whole chain, the newest first; runs of a part of it only while they train."""
+    """Runs of the whole chain, the newest first, whoever started them; runs of a part of it do not count."""
     records = instance.get_run_records(dg.RunsFilter(job_name=WHOLE_CHAIN), limit=LOOKED_BACK)
     return [
         EarlierPass(
@@ -111,7 +110,7 @@ def earlier_passes(instance: dg.DagsterInstance) -> list[EarlierPass]:
             at=record.end_time or record.create_timestamp.timestamp(),
         )
         for record in records
-        if not record.dagster_run.asset_selection
+        if takes_in(record.dagster_run, "conversations", "trained_drafter", "champion")
     ]
 
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 import dagster as dg
 
 from dflash_pipeline.assets.catalogue import definitions_for
+from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
 from dflash_pipeline.assets.instance import PROCESS_TAG, open_instance, settle_dead_runs, this_process
 from dflash_pipeline.assets.plan import UP_TO_PLAN, epoch_range_tags
 from dflash_pipeline.assets.resources import Workbench
-from dflash_pipeline.assets.retraining import INPUTS_TAG
 from dflash_pipeline.contracts.conversation import Ingestion
 from dflash_pipeline.contracts.corpus import CorpusSnapshot
 from dflash_pipeline.contracts.errors import DflashError, Failed
@@ -113,6 +113,7 @@ def _trained_facts(found: _Records) -> dict[str, object]:
     report = found.load("acceptance_report", AcceptanceComparison)
     return {
         "run": trained.run,
+        "warm_start": trained.warm_start,
         "loss": {"first": trained.first_loss, "last": trained.last_loss},
         "loss_spikes": trained.num_spikes,
         "steps_done": trained.steps_done,
@@ -123,6 +124,7 @@ def _trained_facts(found: _Records) -> dict[str, object]:
         },
         "acceptance": {
             "untrained": report.untrained.mean,
+            "before": report.before.mean,
             "trained": report.trained.mean,
             "interval": list(report.trained.interval),
             "num_prompts": report.trained.num_prompts,

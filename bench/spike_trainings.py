@@ -24,9 +24,9 @@ from dflash_pipeline.model.objective import target_outputs
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages.batching import make_boundaries, make_epochs, make_plan, make_statistics
 from dflash_pipeline.stages.conversations import make_conversations
+from dflash_pipeline.stages.launch_config import launch_config
 from dflash_pipeline.stages.responses import make_responses
 from dflash_pipeline.stages.tokens import make_snapshot
-from dflash_pipeline.stages.training import launch_config
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import load_planned_epoch
 from dflash_pipeline.training.collate import PreparedBatch

@@ -15,8 +15,8 @@ from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages.drafter_shape import drafter_of
 from dflash_pipeline.stages.dry_run.target import target_size
+from dflash_pipeline.stages.launch_config import training_settings
 from dflash_pipeline.stages.plan_files import read_lengths
-from dflash_pipeline.stages.training import training_settings
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record
 from dflash_pipeline.training.settings import LaunchConfig

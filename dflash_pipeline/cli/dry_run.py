@@ -25,6 +25,7 @@ def show_dry_run(found: dict[str, Any]) -> None:
         print(
             f"stops     after step {found['stops_after']:,}, by training.max_steps; what follows is of the whole plan"
         )
+    print(f"start     {found['warm_start']}")
     _show_memory(found["memory"])
     storage = found["storage"]
     print(f"storage   {_size(storage['bytes'])}, with {_size(storage['free_bytes'])} free")

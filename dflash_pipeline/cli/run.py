@@ -165,6 +165,8 @@ def _show(found: dict[str, Any], *, ui: str) -> None:
 
 def _add_trained(table: Any, found: dict[str, Any]) -> None:
     speed, acceptance = found["tokens_per_second"], found["acceptance"]
+    if found["warm_start"]:
+        table.add_row("begun with", f"the weights of champion {found['warm_start']}")
     table.add_row("loss", f"{found['loss']['first']:.3f} at the first step, {found['loss']['last']:.3f} at the last")
     if found["stopped_early"]:
         done, total = found["steps_done"], found["total_steps"]
@@ -172,7 +174,7 @@ def _add_trained(table: Any, found: dict[str, Any]) -> None:
     table.add_row("throughput", f"{speed['useful']:,.0f} useful tokens/s ({speed['padded']:,.0f} padded)")
     table.add_row(
         "acceptance length",
-        f"{acceptance['untrained']:.2f} before training, {acceptance['trained']:.2f} after "
+        f"{acceptance['before']:.2f} before training, {acceptance['trained']:.2f} after "
         f"(95 %: {acceptance['interval'][0]:.2f} to {acceptance['interval'][1]:.2f}, "
         f"{acceptance['num_prompts']} held-out prompts, "
         f"{_LOSSES[acceptance['lossless']]})",

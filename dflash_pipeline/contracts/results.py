@@ -90,6 +90,8 @@ class TrainedDrafter:
     """The measurement that ended the run, in one sentence."""
     spent: TimeSpent | None = None
     """None for runs of before it was kept."""
+    warm_start: str | None = None
+    """The run with whose weights it began; None for one from scratch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,7 +26,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunRecord:
-    """A run is named by the fingerprint of (plan, target, drafter, settings); attempts add up to one MLflow run."""
+    """Named by the fingerprint of (plan, target, drafter, settings, weights of a warm start); one MLflow run in all."""
 
     run: str
     plan: str

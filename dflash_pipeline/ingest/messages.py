@@ -51,6 +51,9 @@ def read_message(turn: Any, *, sharegpt: bool) -> Message:
     role = (_SHAREGPT_ROLES if sharegpt or by_value else _CHAT_ROLES).get(named)
     if role is None:
         raise RowError("bad_role")
+    if len(turn) == 2 and isinstance(content, str):
+        # A name and a text: what most turns are, and there is no room in them for anything else.
+        return Message(role=role, content=content)
     if role != "assistant":
         return Message(role=role, content=plain_text(content))
     return _assistant(turn, content)

@@ -33,6 +33,8 @@ CHARACTERS_HERE = 8 * 2**20
 """Text that is tokenised before others are started: that takes them seconds."""
 CHUNKS_AHEAD = 4
 """Texts that wait for the tokenizer while Python fetches more: fetching stalls now and then."""
+CHUNKS_AT_ONCE = 2
+"""Chunks at the tokenizer together: one that is done waits milliseconds for Python before the next can begin."""
 MOST_PROCESSES = 16
 
 _worker: Tokeniser
@@ -87,10 +89,10 @@ def _here(chunks: Iterable[Chunk], tokeniser: Tokeniser) -> Iterator[list[Outcom
         chunk, rendered, encoding = begun.popleft()
         return tokeniser.finish(chunk, rendered, encoding.result())
 
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(CHUNKS_AT_ONCE) as threads:
         for chunk in chunks:
             rendered = tokeniser.render(chunk)
-            begun.append((chunk, rendered, thread.submit(tokeniser.encode, rendered)))
+            begun.append((chunk, rendered, threads.submit(tokeniser.encode, rendered)))
             while len(begun) > CHUNKS_AHEAD or (begun and begun[0][2].done()):
                 yield first_finished()
         while begun:

@@ -107,7 +107,7 @@ def read_off(messages: Messages, plain: str, form: TurnForm) -> tuple[TurnSpan, 
         header_end = at + len(shortest)
         start = at + len(longest) if plain.startswith(longest, at) else header_end
         empty = _EMPTY_THOUGHT.match(plain, start)
-        if _THINK_TAG.search(content):
+        if "<think>" in content or "</think>" in content:
             return None
         start = empty.end() if empty else start
         end = start + len(content)

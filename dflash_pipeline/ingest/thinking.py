@@ -33,7 +33,8 @@ class ThoughtFinder:
     def __init__(self, renderer: ChatRenderer) -> None:
         self._tokenizer = renderer.tokenizer
         self._form = renderer.renderer.form
-        self._close = self._tokenizer.get_vocab().get(_CLOSE)
+        # Not `get_vocab`, which lists the whole vocabulary for it.
+        self._close: int | None = self._tokenizer.backend_tokenizer.token_to_id(_CLOSE)
 
     def thinks(self, conversation: Conversation) -> bool | None:
         """Whether any answer holds a thought; None for a text without answers."""

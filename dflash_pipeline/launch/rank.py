@@ -33,7 +33,8 @@ from dflash_pipeline.tracking.mlflow_tracker import MlflowTracker
 from dflash_pipeline.training.alarm_tracker import watched
 from dflash_pipeline.training.distributed import process_group
 from dflash_pipeline.training.event_log import EventLog
-from dflash_pipeline.training.loop import Outcome, Trainer
+from dflash_pipeline.training.loop import Trainer
+from dflash_pipeline.training.outcome import Outcome
 from dflash_pipeline.training.run_page import page_name, page_tags
 from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.step_table import StepTable

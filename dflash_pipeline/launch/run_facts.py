@@ -46,6 +46,7 @@ def more_settings(config: LaunchConfig) -> Params:
         "smoothing": settings.objective.smoothing,
         "features_kept": settings.features_kept,
         "drafter_seed": settings.seed,
+        "warm_start": config.start_text,
         "intermediate_size": drafter.intermediate_size,
         "mask_token_id": drafter.mask_token_id,
         "drafter_sharding": config.sharding.drafter,

@@ -23,6 +23,7 @@ CHOICES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "learning_rate": ("training", "learning_rate"),
         "num_ranks": ("training", "num_ranks"),
         "max_steps": ("training", "max_steps"),
+        "warm_start": ("training", "warm_start"),
     }
 )
 """Name of a choice: its section and key in a recipe."""

@@ -72,7 +72,7 @@ def allowed(field: FieldInfo) -> str:
     """Words to choose from, or bounds; empty where the declaration names none."""
     words, bounds = _words(field.annotation), ", ".join(_bounds(field.annotation, field.metadata))
     if int in types_of(field.annotation):
-        return " or ".join(said for said in (bounds, *words) if said)
+        return ", or ".join(said for said in (bounds, *words) if said)
     return "one of " + ", ".join(words) if words else bounds
 
 

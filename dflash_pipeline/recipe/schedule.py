@@ -19,3 +19,10 @@ class Schedule(Section):
     retry_minutes: float = Field(
         15.0, ge=0, le=10_080, description="Wait before the first of them; doubled for each one after it."
     )
+    fresh_days: float | None = Field(
+        None,
+        ge=0.01,
+        le=3_650,
+        description="New data are expected so often: the Dagster page shows `conversations` as overdue when no run has "
+        "looked at the sources for as long. Empty: never.",
+    )

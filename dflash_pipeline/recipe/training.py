@@ -52,6 +52,10 @@ class Training(Section):
     compile: bool = Field(
         False, description="torch.compile for the drafter's layers: slow to start, faster steps; needs a C++ compiler."
     )
+    warm_start: Literal["scratch", "champion"] = Field(
+        "scratch",
+        description="First weights: new ones, or the champion's while there is one.",
+    )
     learning_rate: float = Field(6e-4, gt=0, le=10, description="At the end of the warm-up, the highest of the run.")
     betas: tuple[Share, Share] = Field((0.9, 0.95), description="AdamW's two; each at least 0 and below 1.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW's, decoupled, of every weight.")

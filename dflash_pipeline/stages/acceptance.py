@@ -24,10 +24,11 @@ from dflash_pipeline.model.loading import stop_token_ids
 from dflash_pipeline.model.target_files import target_fingerprint
 from dflash_pipeline.recipe import Recipe
 from dflash_pipeline.stages.drafter_shape import recipe_drafter
+from dflash_pipeline.stages.launch_config import training_settings
 from dflash_pipeline.stages.made import Made
 from dflash_pipeline.stages.target_renderer import target_renderer
-from dflash_pipeline.stages.training import training_settings
 from dflash_pipeline.stages.training_estimate import TrainingEstimate, training_estimate
+from dflash_pipeline.stages.warm_start import first_weights_of
 from dflash_pipeline.store.files import file_sha256
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.records import load_record, save_record
@@ -39,7 +40,7 @@ ACCEPTANCE_VERSION = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AcceptanceComparison:
-    """The same prompts before and after training."""
+    """The same prompts with an untrained drafter, with what a warm run began with, and with the trained one."""
 
     run: str
     export_dir: str
@@ -52,6 +53,13 @@ class AcceptanceComparison:
     """Time of a draft over time of a target pass for one token, as the recipe says it."""
     estimate: TrainingEstimate | None = None
     """What training expected at its end; None when the run's event log is gone."""
+    begun_with: AcceptanceReport | None = None
+    """Of the champion whose weights a warm run began with; None for a run from scratch, or where they are gone."""
+
+    @property
+    def before(self) -> AcceptanceReport:
+        """With the weights that training began with, as far as they are known."""
+        return self.begun_with or self.untrained
 
     @property
     def expected_speedup(self) -> float | None:
@@ -62,13 +70,15 @@ class AcceptanceComparison:
 def make_report(
     recipe: Recipe, storage: Storage, ingestion: Ingestion, exported: ExportedDrafter
 ) -> Made[AcceptanceComparison]:
-    """Draft and verify on held-out prompts with the exported drafter, and with the weights that training began from."""
+    """Draft and verify on held-out prompts: exported drafter, untrained drafter, and what a warm run began with."""
     evaluation = recipe.evaluation
     prompts = report_prompts(recipe, storage, ingestion)
     export_dir = Path(exported.export_dir)
     before = Candidate(config=recipe_drafter(recipe), seed=training_settings(recipe).seed)
     untrained = _measured(recipe, storage, before, prompts)
     trained = _measured(recipe, storage, Candidate(export_dir=export_dir), prompts)
+    first = first_weights_of(storage, exported.run)
+    begun_with = None if first is None else _measured(recipe, storage, Candidate(export_dir=first), prompts)
     record = AcceptanceComparison(
         run=exported.run,
         export_dir=exported.export_dir,
@@ -78,8 +88,10 @@ def make_report(
         trained=trained.record,
         cost_ratio=evaluation.cost_ratio,
         estimate=training_estimate(storage, exported.run),
+        begun_with=None if begun_with is None else begun_with.record,
     )
-    return Made(record=record, reused=untrained.reused and trained.reused)
+    made = [one for one in (untrained, trained, begun_with) if one is not None]
+    return Made(record=record, reused=all(one.reused for one in made))
 
 
 def measured(recipe: Recipe, storage: Storage, ingestion: Ingestion, export_dir: Path) -> AcceptanceReport:

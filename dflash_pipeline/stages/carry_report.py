@@ -40,7 +40,7 @@ def carry_report(
         max_new_tokens=comparison.max_new_tokens,
         stop_ids=stop_token_ids(recipe.target.path),
     )
-    written = [complete(folder, carried, comparison.untrained, comparison.trained) for folder in folders]
+    written = [complete(folder, carried, comparison.before, comparison.trained) for folder in folders]
     return any(written)
 
 
@@ -74,11 +74,11 @@ def carried_acceptance(
 
 
 def complete(
-    folder: Path, carried: CarriedAcceptance | None, untrained: AcceptanceReport | None, trained: AcceptanceReport
+    folder: Path, carried: CarriedAcceptance | None, before: AcceptanceReport | None, trained: AcceptanceReport
 ) -> bool:
     """The card with its acceptance, and what can be measured again beside it."""
     card = (folder / CARD).read_text(encoding="utf-8")
-    texts = {CARD: with_acceptance(card, untrained, trained)}
+    texts = {CARD: with_acceptance(card, before, trained)}
     if carried is not None:
         texts[CARRIED] = TypeAdapter(CarriedAcceptance).dump_json(carried, indent=1).decode() + "\n"
     return put_into_folder(folder, texts)

@@ -28,10 +28,7 @@ _BATCH_SIZE = 32 * 2**20
 def make_conversations(recipe: Recipe, storage: Storage) -> Made[Ingestion]:
     """Read every source strictly; each row ends up accepted, rejected with a reason, or counted as a duplicate."""
     rules, files = _seen(recipe)
-    warehouse = Warehouse(storage.warehouse)
-    if found := warehouse.find_ingestion(ingestion_fingerprint(files, rules)):
-        return Made(record=found, reused=True)
-    return Made(record=ingest(files, rules, warehouse), reused=False)
+    return ingest(files, rules, Warehouse(storage.warehouse))
 
 
 def conversations_name(recipe: Recipe) -> str:
@@ -58,8 +55,8 @@ def source_files(data: Data) -> list[SourceFile]:
     ]
 
 
-def ingest(files: Sequence[KnownFile], rules: Rules, warehouse: Warehouse) -> Ingestion:
-    """Read the files into the warehouse, in one transaction.
+def ingest(files: Sequence[KnownFile], rules: Rules, warehouse: Warehouse) -> Made[Ingestion]:
+    """Read the files into the warehouse, in one transaction, unless it holds what would come of them.
 
     Of rows with one id the first is kept: later ones with its text are exact duplicates, with another text rejected.
     A file that fails as a whole is reported in its `SourceReport` and gives nothing.
@@ -71,7 +68,8 @@ def ingest(files: Sequence[KnownFile], rules: Rules, warehouse: Warehouse) -> In
                 draft.end_file(file.name, sha256=file.sha256, error=_read_file(file, rules, draft))
         return draft.finish(lambda lowest, highest: side_threshold(lowest, highest, rules.validation_fraction))
 
-    return warehouse.write_ingestion(ingestion_fingerprint(files, rules), read)
+    record, reused = warehouse.find_or_write_ingestion(ingestion_fingerprint(files, rules), read)
+    return Made(record=record, reused=reused)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

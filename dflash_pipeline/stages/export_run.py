@@ -15,7 +15,7 @@ from dflash_pipeline.model.target_files import check_target_folder
 from dflash_pipeline.recipe import Export
 from dflash_pipeline.stages.export import RunWeights, export_name, run_weights, write_export
 from dflash_pipeline.stages.model_card import acceptance_section, with_section
-from dflash_pipeline.stages.training import run_result
+from dflash_pipeline.stages.run_result import run_result
 from dflash_pipeline.store.files import file_sha256, folder_faults
 from dflash_pipeline.store.folder_files import put_into_folder
 from dflash_pipeline.store.layout import Storage, open_storage

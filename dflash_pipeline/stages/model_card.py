@@ -56,7 +56,7 @@ def model_card(facts: CardFacts) -> str:
     )
 
 
-def with_acceptance(card: str, untrained: AcceptanceReport | None, trained: AcceptanceReport) -> str:
+def with_acceptance(card: str, before: AcceptanceReport | None, trained: AcceptanceReport) -> str:
     """The card with its last section saying what was measured. Called again, it replaces what it said."""
     low, high = trained.interval
     text = (
@@ -64,8 +64,8 @@ def with_acceptance(card: str, untrained: AcceptanceReport | None, trained: Acce
         f"{'greedy' if trained.temperature == 0 else f'at temperature {trained.temperature:g}'}; the block size is "
         f"{trained.block_size}."
     )
-    if untrained is not None:
-        text += f" Before training it was {untrained.mean:.3f}."
+    if before is not None:
+        text += f" Before training it was {before.mean:.3f}."
     if trained.lossless is not None:
         differing = f"{trained.num_differing} outputs differ from the target's own"
         text += " Every output equals the target's own." if trained.lossless else f" {differing}."
@@ -111,6 +111,7 @@ def _rows(facts: CardFacts) -> list[tuple[str, str]]:
         ("tap layers", f"{list(drafter.tap_layer_ids)} of {drafter.num_target_layers}"),
         ("mask token", str(drafter.mask_token_id)),
         ("run", trained.run),
+        *([("first weights", f"those of run {trained.warm_start}")] if trained.warm_start else []),
         ("recipe", facts.launch.experiment + (f" ({facts.recipe})" if facts.recipe else "")),
         (
             "plan",

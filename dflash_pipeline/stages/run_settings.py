@@ -13,6 +13,7 @@ _NOT_SETTINGS = frozenset(
     {
         *("run", "run_dir", "plan_dir", "snapshot_dir", "shards", "features_dir", "target_dir", "tracking_uri"),
         *("artifact_location", "show_progress", "experiment", "plan", "target"),
+        *("wanted_start", "warm_start"),
     }
 )
 """Of `launch.json`: names and places."""
@@ -27,6 +28,7 @@ def run_settings(run: RunFiles) -> dict[str, str]:
         found |= {"data.snapshot": run.plan.snapshot, "batching.epochs": str(run.plan.num_epochs)}
     if run.launch is not None:
         found |= {"recipe": run.launch.experiment, "target": run.launch.target, "plan": run.launch.plan}
+        found["warm_start"] = run.launch.start_text
     if run.record is not None and run.record.attempts:
         found["num_ranks"] = str(run.record.attempts[-1].num_ranks)
     return found | {name: text for name, text in _told(run).items() if "." in name and name not in found}

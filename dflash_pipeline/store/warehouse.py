@@ -6,6 +6,7 @@ Used on the build side only, and in short transactions. Every save may be repeat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ from dflash_pipeline.store.plans import plan_folder
 # Opening a large file takes about as long as reading this many short rows of it.
 _BATCH_ROWS = 16_384
 _BATCH_SIZE = 32 * 2**20
+# The first ones are few, so that work on them begins while the others are read.
+_FIRST_ROWS = 2048
+_FIRST_SIZE = 4 * 2**20
 # Whoever tokenises them need not wait for the records of a whole batch.
 _GIVEN_AT_ONCE = 512
 WAIT_SECONDS = 60.0
@@ -53,6 +57,15 @@ class Warehouse:
         """
         return self.database.write(lambda connection: read(IngestionDraft(connection, fingerprint)))
 
+    def find_or_write_ingestion(
+        self, fingerprint: str, read: Callable[[IngestionDraft], Ingestion]
+    ) -> tuple[Ingestion, bool]:
+        """What was saved under the fingerprint, and True; where nothing was, as `write_ingestion`, and False."""
+        return self.database.find_or_write(
+            lambda connection: _ingestion(connection, fingerprint),
+            lambda connection: read(IngestionDraft(connection, fingerprint)),
+        )
+
     def conversations(self, ingestion: str) -> list[Conversation]:
         """Those of an ingestion, in canonical order: all of them, or a refusal. Large ones are better streamed."""
         return [c for batch in self.stream_conversations(ingestion) for c in batch]
@@ -62,27 +75,30 @@ class Warehouse:
 
         The file is open for some batches at a time, and what is read then is bounded in rows and in size.
         """
-        expected = self.database.read(lambda connection: _recorded(connection, ingestion)).accepted
-        yield from self._stream(ingestion, expected, answered=True)
+        yield from self._stream(ingestion, answered=True)
 
     def stream_prompts(self, ingestion: str) -> Iterator[list[Conversation]]:
         """The rows that came without an answer, likewise; where one belongs, an assistant turn without text stands."""
-        expected = self.database.read(lambda connection: _recorded(connection, ingestion)).num_prompts
-        yield from self._stream(ingestion, expected, answered=False)
+        yield from self._stream(ingestion, answered=False)
 
-    def _stream(self, ingestion: str, expected: int, *, answered: bool) -> Iterator[list[Conversation]]:
-        given = 0
-        while rows := self._rows(ingestion, given, answered=answered):
-            given += len(rows)
-            for first in range(0, len(rows), _GIVEN_AT_ONCE):
-                yield [tables.conversation(row) for row in rows[first : first + _GIVEN_AT_ONCE]]
+    def _stream(self, ingestion: str, *, answered: bool) -> Iterator[list[Conversation]]:
+        def begin(connection: Connection) -> tuple[int, _Batch]:
+            recorded = _recorded(connection, ingestion)
+            expected = recorded.accepted if answered else recorded.num_prompts
+            return expected, _batch(connection, ingestion, 0, answered=answered)
+
+        expected, batch = self.database.read(begin)
+        given = len(batch.rows)
+        yield from batch.conversations()
+        while not batch.is_last:
+            batch = self._batch(ingestion, given, answered=answered)
+            given += len(batch.rows)
+            yield from batch.conversations()
         if given != expected:
             raise _incomplete(ingestion, f"{given} of {expected} conversations are recorded")
 
-    def _rows(self, ingestion: str, start: int, *, answered: bool) -> list[tuple[Any, ...]]:
-        return self.database.read(
-            lambda connection: _conversation_rows(connection, ingestion, start, answered=answered)
-        )
+    def _batch(self, ingestion: str, start: int, *, answered: bool) -> _Batch:
+        return self.database.read(lambda connection: _batch(connection, ingestion, start, answered=answered))
 
     def rejected_rows(self, ingestion: str | None = None) -> list[RejectedRow]:
         """Those of an ingestion, or of the one saved last if there is one, in the order they were met."""
@@ -313,8 +329,22 @@ def _recorded(connection: Connection, fingerprint: str) -> Ingestion:
     return ingestion
 
 
-def _conversation_rows(connection: Connection, ingestion: str, start: int, *, answered: bool) -> list[tuple[Any, ...]]:
-    key = [ingestion, answered, start, start + _BATCH_ROWS]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Rows of `conversations` whose places follow each other."""
+
+    rows: list[tuple[Any, ...]]
+    is_last: bool
+    """Whether no row follows."""
+
+    def conversations(self) -> Iterator[list[Conversation]]:
+        for first in range(0, len(self.rows), _GIVEN_AT_ONCE):
+            yield [tables.conversation(row) for row in self.rows[first : first + _GIVEN_AT_ONCE]]
+
+
+def _batch(connection: Connection, ingestion: str, start: int, *, answered: bool) -> _Batch:
+    most_rows, most_size = (_BATCH_ROWS, _BATCH_SIZE) if start else (_FIRST_ROWS, _FIRST_SIZE)
+    key = [ingestion, answered, start, start + most_rows]
     found = connection.execute(
         "SELECT ordinal, size FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? "
         "ORDER BY ordinal",
@@ -322,13 +352,16 @@ def _conversation_rows(connection: Connection, ingestion: str, start: int, *, an
     ).fetchall()
     # Up to the first gap: what lies behind one must not take its place.
     sizes = [size for place, (ordinal, size) in enumerate(found, start) if ordinal == place]
-    fitting = sum(total <= _BATCH_SIZE for total in accumulate(sizes))
-    key[3] = start + max(min(1, len(sizes)), fitting)
-    return connection.execute(
+    fitting = sum(total <= most_size for total in accumulate(sizes))
+    number = max(min(1, len(sizes)), fitting)
+    key[3] = start + number
+    rows = connection.execute(
         "SELECT conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask "
         "FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? ORDER BY ordinal",
         key,
     ).fetchall()
+    # A full one may have others behind it; so may a shorter one that some did not fit into. An empty one ends all.
+    return _Batch(rows=rows, is_last=not rows or number == len(found) < most_rows)
 
 
 def _incomplete(ingestion: str, what: str) -> Refused:

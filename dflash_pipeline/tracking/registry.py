@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.faults import fault_point
 from dflash_pipeline.tracking.mlflow_runs import SERVER_FAULTS, without_password
+from dflash_pipeline.tracking.store_uri import is_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,12 +49,22 @@ def ensure_version(tracking_uri: str, name: str, facts: VersionFacts) -> int:
         found = _version_of(client, name, facts.weights)
         tags = {WEIGHTS: facts.weights, **facts.tags}
         if found is None:
-            made = client.create_model_version(name, facts.source, run_id=facts.mlflow_run_id, tags=tags)
+            source = source_for(tracking_uri, facts.source)
+            made = client.create_model_version(name, source, run_id=facts.mlflow_run_id, tags=tags)
             return int(made.version)
         for key, value in tags.items():
             if found.tags.get(key) != value:
                 client.set_model_version_tag(name, found.version, key, value)
         return int(found.version)
+
+
+def source_for(tracking_uri: str, source: str) -> str:
+    """`source`, a folder's file:// address; for a server the same path, in words that it takes.
+
+    A server refuses file:// outside the run's artifacts, which would be its own disk, and
+    every scheme that names a host. One that it does not know is a note to it, and the folder can still be read off.
+    """
+    return f"dflash-export:{source.removeprefix('file://')}" if is_server(tracking_uri) else source
 
 
 def set_aliases(tracking_uri: str, name: str, holders: Mapping[Alias, int]) -> None:

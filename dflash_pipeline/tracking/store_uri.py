@@ -49,9 +49,14 @@ def server_uri(given: str | None, storage: Path) -> str:
     return uri
 
 
+def is_server(uri: str) -> bool:
+    """Whether an MLflow server answers there: with a page of its own, and a place of its own for artifacts."""
+    return uri.startswith(("http://", "https://"))
+
+
 def server_artifacts(uri: str, storage: Path) -> str | None:
-    """The storage's folder for its own database; None where a server keeps them itself."""
-    return artifact_location(storage) if uri == tracking_uri(storage) else None
+    """The storage's folder for a database; None where a server keeps them itself."""
+    return None if is_server(uri) or "://" not in uri else artifact_location(storage)
 
 
 def artifact_location(storage: Path) -> str:

@@ -6,70 +6,41 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from tqdm import tqdm
 
-from dflash_pipeline.contracts.errors import Failed, Refused
 from dflash_pipeline.contracts.events import AcceptanceRecord
 from dflash_pipeline.contracts.manifest import EpochManifest
 from dflash_pipeline.contracts.plan import GlobalStep, Position, RunPlan
 from dflash_pipeline.contracts.progress import ProgressBoard
 from dflash_pipeline.model.drafter import Drafter
-from dflash_pipeline.store.features import FeatureStore
 from dflash_pipeline.store.plans import load_plan, load_planned_epoch
-from dflash_pipeline.store.tokens import TokenStore
 from dflash_pipeline.training.all_ranks import RankMeasure, StepMeasure, measure_step, memory_in_use, real_tokens
 from dflash_pipeline.training.arithmetic import layer_weights, operations, peak_operations
 from dflash_pipeline.training.checkpoint import WEIGHTS, CheckpointState, checkpoint_name, lend_tensors
 from dflash_pipeline.training.checkpoint_writer import CheckpointWriter
-from dflash_pipeline.training.collate import AnchorRule, Collator
 from dflash_pipeline.training.distributed import Ranks, check_world_size
-from dflash_pipeline.training.early_answers import EarlyAnswers, lend_weights
+from dflash_pipeline.training.early_answers import lend_weights
 from dflash_pipeline.training.loader import EpochLoader, PreparedStep
 from dflash_pipeline.training.meter import EpochMeter
+from dflash_pipeline.training.outcome import Outcome
+from dflash_pipeline.training.parts import collator_of, early_answers_of, last_step_of, optimizer_of
 from dflash_pipeline.training.progress_text import progress_text
 from dflash_pipeline.training.reporter import Reporter
 from dflash_pipeline.training.resume import resume
 from dflash_pipeline.training.saving import SaveClock
-from dflash_pipeline.training.schedule import learning_rate
+from dflash_pipeline.training.schedule import set_learning_rate
 from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.sharding import load_target, parallel_drafter
+from dflash_pipeline.training.skipped import skipped_in_a_row
 from dflash_pipeline.training.spikes import no_history
 from dflash_pipeline.training.step import StepResult, Wishes, run_step
 from dflash_pipeline.training.step_clock import clock_of, watch_gradients
-from dflash_pipeline.training.tracker import EndStatus, Tracker
-
-MOST_SKIPPED = 3
-"""Steps in a row whose loss or gradient may be other than finite; one more ends the run."""
+from dflash_pipeline.training.tracker import Tracker
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How an attempt ended."""
-
-    first_step: int
-    last_step: int
-    total_steps: int
-    asked_to_stop: bool
-    stopped_early: bool = False
-    """By a measured acceptance length."""
-
-    @property
-    def finished(self) -> bool:
-        """False: asked to stop, or at a limit of steps, with a checkpoint at the step it stopped after."""
-        return self.last_step == self.total_steps
-
-    @property
-    def status(self) -> EndStatus:
-        if self.finished:
-            return "finished"
-        return "killed" if self.asked_to_stop else "early" if self.stopped_early else "limited"
 
 
 class Trainer:
@@ -104,13 +75,7 @@ class Trainer:
         self.step_clock = clock_of(ranks.device)
         watch_gradients(self.model, self.step_clock)
         self.peak_operations = peak_operations(ranks.device)
-        self.optimizer = torch.optim.AdamW(
-            self.drafter.parameters(),
-            lr=config.settings.learning_rate,
-            betas=config.settings.betas,
-            weight_decay=config.settings.weight_decay,
-            fused=True,
-        )
+        self.optimizer = optimizer_of(self.drafter, config.settings)
         checkpoints = Path(config.run_dir) / "checkpoints"
         before = resume(checkpoints, config, self.plan, self.drafter, self.optimizer)
         self.start = GlobalStep(0) if before is None else self.plan.global_step(before.position)
@@ -124,37 +89,15 @@ class Trainer:
         )
         self.writer = CheckpointWriter(checkpoints, keep=config.saving.keep) if ranks.is_first else None
         self.clock = SaveClock(config.saving)
-        self.early = (
-            EarlyAnswers(config.early, Path(config.run_dir), done=self.start, total_steps=self.plan.total_steps)
-            if ranks.is_first and config.early is not None
-            else None
-        )
-        tokens = TokenStore(Path(config.snapshot_dir), config.shards)
-        self.collate = Collator(
-            tokens=tokens,
-            features=FeatureStore(Path(config.features_dir), tokens.lengths()) if config.features_dir else None,
-            anchors=AnchorRule(
-                share=config.settings.anchor_share,
-                most=config.settings.anchors_per_sample,
-                seed=config.settings.seed,
-            ),
-            block_size=config.drafter.block_size,
-            objective=config.settings.objective,
-            pin_memory=ranks.device.type == "cuda",
-        )
+        self.early = early_answers_of(config, ranks, done=self.start, total_steps=self.plan.total_steps)
+        self.collate = collator_of(config, ranks)
         if ranks.is_first and self.start:
             logger.info("resuming after step %s of %s", self.start, self.plan.total_steps)
 
     def train(self) -> Outcome:
         """Run to the plan's end or to the limit of steps, or until some rank is asked to stop."""
         done, asked = self.start, Wishes()
-        last = min(self.plan.total_steps, self.config.max_steps or self.plan.total_steps)
-        if done > last:
-            raise Refused(
-                f"the run stands at step {done} of {self.plan.total_steps} already",
-                where="training.max_steps",
-                fix=f"raise it above {done}, leave it out, or start over beside the run with --fresh",
-            )
+        last = last_step_of(self.config, self.plan, done)
         try:
             with self._bar() as bar:
                 while done < last and not (asked.stop or asked.enough):
@@ -162,7 +105,7 @@ class Trainer:
                     self.beat(f"the opening of epoch {at.epoch}")
                     manifest = load_planned_epoch(self.plan_dir, self.plan, at.epoch)
                     self.board.open_epoch(self.plan, manifest, at)
-                    done, asked = self._run_epoch(manifest, at, GlobalStep(last), bar)
+                    done, asked = self._run_epoch(manifest, at, last, bar)
         finally:
             self.beat("the last checkpoint")
             if self.writer is not None:
@@ -193,7 +136,8 @@ class Trainer:
             text = progress_text(told, num_epochs=self.plan.num_epochs)
             bar.set_postfix_str(f"{text}, loss {result.loss:.3f}", refresh=False)
             bar.update()
-            self._count_skipped(manifest, prepared, result)
+            where = f"epoch {manifest.epoch} step {prepared.step}"
+            self.skipped_in_a_row = skipped_in_a_row(self.skipped_in_a_row, result, where=where)
             ended = progress.epoch_steps_done == manifest.num_steps
             if ended:
                 self.reporter.end_epoch(manifest, progress)
@@ -214,7 +158,8 @@ class Trainer:
         before = time.perf_counter()
         self.beat(f"epoch {manifest.epoch} step {at.step}")
         for prepared in EpochLoader(manifest, at=at, slots=slots, collate=self.collate):
-            self._set_learning_rate(self.board.read().run_steps_done)
+            done = self.board.read().run_steps_done
+            set_learning_rate(self.optimizer, settings, done, total_steps=self.plan.total_steps)
             result = run_step(
                 self.model,
                 self.target,
@@ -277,30 +222,6 @@ class Trainer:
     def _tell(self, records: Sequence[AcceptanceRecord]) -> None:
         for record in records:
             self.reporter.tracker.tell(record)
-
-    def _set_learning_rate(self, done: int) -> None:
-        settings = self.config.settings
-        rate = learning_rate(
-            done,
-            total_steps=self.plan.total_steps,
-            peak=settings.learning_rate,
-            warmup_fraction=settings.warmup_fraction,
-            end_fraction=settings.end_fraction,
-        )
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-
-    def _count_skipped(self, manifest: EpochManifest, prepared: PreparedStep, result: StepResult) -> None:
-        """All ranks see the same numbers, so all stop in the same step."""
-        self.skipped_in_a_row = 0 if result.applied else self.skipped_in_a_row + 1
-        if self.skipped_in_a_row > MOST_SKIPPED:
-            raise Failed(
-                f"loss or gradient was not finite in {self.skipped_in_a_row} steps in a row (loss {result.loss}, "
-                f"gradient norm {result.gradient_norm})",
-                where=f"epoch {manifest.epoch} step {prepared.step}",
-                fix="start another run with a lower training.learning_rate, or without the samples of the step, "
-                "which are with its spike in MLflow",
-            )
 
     def _save(self, done: GlobalStep) -> None:
         self.clock.saved()

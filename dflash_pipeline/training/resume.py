@@ -19,6 +19,7 @@ from dflash_pipeline.training.checkpoint import (
     newest_whole_checkpoint,
 )
 from dflash_pipeline.training.settings import LaunchConfig
+from dflash_pipeline.training.warm_start import load_first_weights
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +27,17 @@ logger = logging.getLogger(__name__)
 def resume(
     checkpoints: Path, config: LaunchConfig, plan: RunPlan, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> CheckpointState | None:
-    """Load the newest whole checkpoint into model and optimiser; None when there is none.
+    """Load the newest whole checkpoint into model and optimiser; None when there is none: the run's first step comes.
 
-    Refused, before anything is loaded, when it is of another run or plan, or of another drafter or objective.
+    With a warm start the model then has its weights, and the optimiser is as new. Refused, before anything is loaded,
+    when the checkpoint is of another run or plan, or of another drafter or objective.
     """
     newest = newest_whole_checkpoint(checkpoints)
     if newest is None:
         if damaged := list_checkpoints(checkpoints):
             logger.warning("no checkpoint of %s is whole: the run starts over at its first step", len(damaged))
+        if config.warm_start is not None:
+            load_first_weights(Path(config.run_dir), config.warm_start, model)
         return None
     state = load_state(newest)
     if (state.run, state.plan) != (config.run, plan.fingerprint):

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import math
 
+from torch.optim import Optimizer
+
+from dflash_pipeline.training.settings import TrainingSettings
+
 
 def learning_rate(step: int, *, total_steps: int, peak: float, warmup_fraction: float, end_fraction: float) -> float:
     """Rate for the step with index `step`, from 0 to `total_steps` - 1.
@@ -21,3 +25,16 @@ def learning_rate(step: int, *, total_steps: int, peak: float, warmup_fraction: 
     if done == 1.0:
         return peak * end_fraction
     return peak * (end_fraction + (1 - end_fraction) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def set_learning_rate(optimizer: Optimizer, settings: TrainingSettings, done: int, *, total_steps: int) -> None:
+    """The rate of the step after `done` ones, for all weights."""
+    rate = learning_rate(
+        done,
+        total_steps=total_steps,
+        peak=settings.learning_rate,
+        warmup_fraction=settings.warmup_fraction,
+        end_fraction=settings.end_fraction,
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = rate

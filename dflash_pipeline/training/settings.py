@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
+from dflash_pipeline.contracts.errors import ContractBroken
 from dflash_pipeline.contracts.fingerprint import fingerprint
 from dflash_pipeline.model.config import PLAIN, DrafterConfig, Execution
 from dflash_pipeline.model.objective import Objective
@@ -57,12 +59,58 @@ class Sharding:
     """`fsdp`: of its layers."""
 
 
+StartWish = Literal["scratch", "champion"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WarmStart:
+    """A drafter with whose weights a run begins, in place of those that its seed gives."""
+
+    run: str
+    """That made it."""
+    export: str
+    """Name of its folder in exports/."""
+    weights: str
+    """SHA-256 of its model.safetensors: part of the run's identity."""
+
+    def __post_init__(self) -> None:
+        if not self.run or not re.fullmatch("[0-9a-f]{64}", self.weights):
+            raise ContractBroken(
+                f"run {self.run!r} with weights {self.weights!r}",
+                where="warm start",
+                fix="name the run, and give the SHA-256 of its weights in hexadecimal digits",
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunLine:
+    """What names a run, its first weights aside: runs of one line differ in nothing else."""
+
+    plan: str
+    target: str
+    drafter: DrafterConfig
+    settings: TrainingSettings
+
+    def identity(self, start: WarmStart | None) -> str:
+        """The run's name. Without a warm start the seed, which is among the settings, says its first weights."""
+        parts = {} if start is None else {"initial_weights": start.weights}
+        return fingerprint(
+            plan=self.plan,
+            target=self.target,
+            drafter=self.drafter,
+            settings=self.settings,
+            version=TRAINING_VERSION,
+            **parts,
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchConfig:
     """Everything a rank needs, as one JSON file: paths of what it reads and writes, and how it is run."""
 
     run: str
-    """Name of the run: the fingerprint of (plan, target, drafter, settings), with `-2`, `-3` … when started afresh."""
+    """Name of the run: the fingerprint of (plan, target, drafter, settings) and of the weights of a warm start, with
+    `-2`, `-3` … when started afresh."""
     run_dir: str
     plan_dir: str
     plan: str
@@ -74,6 +122,9 @@ class LaunchConfig:
     target: str
     drafter: DrafterConfig
     settings: TrainingSettings
+    wanted_start: StartWish = "scratch"
+    """What the recipe asked for. A line without a champion begins from scratch whatever was wanted."""
+    warm_start: WarmStart | None = None
     device: str
     saving: Saving
     sharding: Sharding = Sharding()
@@ -95,6 +146,16 @@ class LaunchConfig:
     """Steps between points of a chart are as many as make it no longer than this."""
     show_progress: bool
 
+    @property
+    def line(self) -> RunLine:
+        return RunLine(plan=self.plan, target=self.target, drafter=self.drafter, settings=self.settings)
+
+    @property
+    def start_text(self) -> str:
+        """Whose weights the run begins with, for a person."""
+        return "scratch" if self.warm_start is None else f"champion {self.warm_start.run}"
+
 
 def run_fingerprint(*, plan: str, target: str, drafter: DrafterConfig, settings: TrainingSettings) -> str:
-    return fingerprint(plan=plan, target=target, drafter=drafter, settings=settings, version=TRAINING_VERSION)
+    """Of a run from scratch."""
+    return RunLine(plan=plan, target=target, drafter=drafter, settings=settings).identity(None)

@@ -55,6 +55,9 @@ def test_every_asset_says_what_it_is_and_belongs_to_a_group(specs):
     assert {name: spec.group_name for name, spec in specs.items()} == GROUPS
     for name, spec in specs.items():
         assert len(spec.description or "") > 40, name
+        assert spec.kinds, name
+        assert spec.owners == [f"team:{spec.group_name}"], name
+        assert spec.code_version, name
 
 
 def test_the_chain_hangs_together(specs):
@@ -85,9 +88,23 @@ def test_checks_before_training_and_of_the_export_block(definitions):
         "totals_agree": True,
         "export_drafts_losslessly": True,
         "export_drafts_as_reported": True,
+        "losses_went_down": False,
         "training_estimate_agrees": False,
     }
     assert all(node.description for node in checks.values())
+
+
+def test_data_are_overdue_only_where_the_recipe_says_how_often_they_come(definitions, tmp_path):
+    assert policies(definitions) == {}
+    recipe = load_recipe(write_recipe(tmp_path / "s.yaml", schedule={"fresh_days": 10}))
+    [(name, policy)] = policies(definitions_for(Workbench(recipe=recipe, storage=Storage(root=tmp_path)))).items()
+    assert name == "conversations"
+    assert (policy.fail_window.to_timedelta().days, policy.warn_window.to_timedelta().days) == (10, 8)
+
+
+def policies(definitions: dg.Definitions) -> dict[str, dg.FreshnessPolicy]:
+    specs = definitions.resolve_all_asset_specs()
+    return {spec.key.to_user_string(): spec.freshness_policy for spec in specs if spec.freshness_policy}
 
 
 def test_the_schedule_is_off_until_somebody_switches_it_on(definitions):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from dagster._core.system_config.objects import ResolvedRunConfig
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dflash_pipeline.assets.catalogue import definitions_for
+from dflash_pipeline.assets.launchpad import STARTS, STRATEGIES
 from dflash_pipeline.assets.plan import UP_TO_PLAN
 from dflash_pipeline.assets.resources import Workbench
+from dflash_pipeline.assets.whole_run import facts, run_whole_chain
 from dflash_pipeline.contracts.errors import Refused
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.recipe import load_recipe
@@ -25,6 +30,18 @@ from tests.conftest import Chain, write_recipe
 def bench(tmp_path: Path) -> Workbench:
     recipe = load_recipe(write_recipe(tmp_path / "recipe.yaml", batching={"num_buckets": "auto", "epochs": 2}))
     return Workbench(recipe=recipe, storage=Storage(root=tmp_path / "storage"))
+
+
+@pytest.fixture(scope="module")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recipe(tmp_path_factory.mktemp("recipe") / "recipe.yaml")
+
+
+@pytest.fixture(scope="module")
+def whole_chain(recipe_file: Path) -> dg.JobDefinition:
+    storage = Storage(root=recipe_file.parent / "storage")
+    workbench = Workbench(recipe=load_recipe(recipe_file), storage=storage)
+    return definitions_for(workbench).resolve_job_def("whole_chain")
 
 
 def form(**chosen: Any) -> dict[str, Any]:
@@ -43,10 +60,14 @@ def test_an_empty_form_is_the_recipe(bench):
 
 
 def test_what_is_chosen_stands_in_the_recipe(bench):
-    settings = looked_over(bench, form(strategy="shuffle", epochs=64, num_buckets=4, learning_rate=1e-4, num_ranks=1))
+    chosen_ones = form(
+        strategy="shuffle", epochs=64, num_buckets=4, learning_rate=1e-4, num_ranks=1, warm_start="champion"
+    )
+    settings = looked_over(bench, chosen_ones)
     recipe = with_choices(bench.recipe, settings)
     assert (recipe.batching.strategy, recipe.batching.epochs, recipe.batching.num_buckets) == ("shuffle", 64, 4)
     assert (recipe.training.learning_rate, recipe.training.num_ranks) == (1e-4, 1)
+    assert recipe.training.warm_start == "champion"
     assert recipe.data == bench.recipe.data
 
 
@@ -60,6 +81,9 @@ def test_what_is_chosen_stands_in_the_recipe(bench):
         ({"learning_rate": -1.0}, "training.learning_rate: input should be greater than 0"),
         ({"num_ranks": 3}, "does not divide batching.slots_per_step"),
         ({"num_buckets": 0}, "batching.num_buckets"),
+        ({"slots_per_step": 7}, "does not divide batching.slots_per_step 7"),
+        ({"max_steps": 0}, "training.max_steps"),
+        ({"warm_start": "yesterday"}, "not in enum type WarmStart"),
         ({"seed": 1}, "Received unexpected config entry"),
     ],
 )
@@ -67,6 +91,31 @@ def test_a_wrong_choice_is_refused_before_there_is_a_run(bench, wrong, sentence)
     with pytest.raises(dg.DagsterInvalidConfigError) as refused:
         looked_over(bench, form(**wrong))
     assert sentence in str(refused.value)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "strategy": st.sampled_from(STRATEGIES),
+            "num_buckets": st.none() | st.integers(1, 64),
+            "token_budget": st.integers(192, 10_000),
+            "slots_per_step": st.sampled_from([2, 4, 8, 16]),
+            "epochs": st.integers(1, 64),
+            "learning_rate": st.floats(1e-6, 1.0),
+            "num_ranks": st.sampled_from([1, 2]),
+            "max_steps": st.none() | st.integers(1, 10**9),
+            "warm_start": st.sampled_from(STARTS),
+        },
+    )
+)
+def test_the_form_and_the_command_line_make_one_recipe(recipe_file, whole_chain, choices):
+    """And so one plan and one run, whose names follow from it."""
+    assert choices.keys() <= CHOICES.keys()
+    said = {name: "auto" if (name, v) == ("num_buckets", None) else json.dumps(v) for name, v in choices.items()}
+    line = load_recipe(recipe_file, [f"{'.'.join(CHOICES[name])}={text}" for name, text in said.items()])
+    settings = ResolvedRunConfig.build(whole_chain, form(**choices)).resources["workbench"].config
+    assert with_choices(load_recipe(recipe_file), settings) == line
 
 
 def test_every_choice_has_the_recipes_own_sentence(bench):
@@ -96,6 +145,9 @@ def test_a_run_makes_what_was_chosen_as_set_on_the_command_line_does(chain: Chai
     assert made == {"000", "001", "002"}
     assert (plan.num_epochs, plan.spec.strategy) == (3, "shuffle")
     assert copy.recipe.batching.epochs == 2
+    line = load_recipe(copy.recipe_file, ["batching.strategy=shuffle", "batching.epochs=3"])
+    by_command = run_whole_chain(Workbench(recipe=line, storage=copy.storage), fresh=False, plan_only=True)
+    assert facts(by_command, plan_only=True)["plan"] == plan.fingerprint
 
 
 def test_the_whole_chain_makes_every_epoch_that_was_chosen_whatever_partitions_it_was_started_with(

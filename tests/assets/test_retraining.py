@@ -15,8 +15,8 @@ from dagster._core.test_utils import create_run_for_test, instance_for_test
 
 from dflash_pipeline.assets import retraining
 from dflash_pipeline.assets.catalogue import definitions_for
+from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
 from dflash_pipeline.assets.resources import Workbench
-from dflash_pipeline.assets.retraining import INPUTS_TAG
 from dflash_pipeline.recipe import load_recipe
 from dflash_pipeline.stages.inputs import inputs_digest
 from dflash_pipeline.store.layout import Storage
@@ -79,6 +79,7 @@ def test_a_tick_starts_the_whole_chain_for_what_lies_there(bench):
     assert request.tags[INPUTS_TAG] == bench.inputs()
     assert request.tags["dflash/trains"] == "node"
     assert "changed" in request.tags["dflash/reason"]
+    assert request.run_config == {}, "what the recipe says holds, a warm start too"
 
 
 def test_a_tick_that_finds_it_trained_skips_and_says_by_which_run(bench):
@@ -160,6 +161,17 @@ def test_what_counts_as_a_change(bench, tmp_path, what):
     else:
         os.utime(bench.source, (1, 1))
     assert bench.inputs() != before
+
+
+def test_a_promotion_is_no_change(bench):
+    """Otherwise a run that begins with the champion would be its own cause once it is promoted."""
+    training = bench.workbench.recipe.training.model_copy(update={"warm_start": "champion"})
+    recipe = bench.workbench.recipe.model_copy(update={"training": training})
+    before = inputs_digest(recipe, bench.workbench.storage)
+    assert before != bench.inputs(), "how a run is to begin is a setting like others"
+    bench.workbench.storage.root.mkdir()
+    bench.workbench.storage.promotions.write_text("a decision\n")
+    assert inputs_digest(recipe, bench.workbench.storage) == before
 
 
 def test_the_hour_of_the_schedule_is_no_change(bench):

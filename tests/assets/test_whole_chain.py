@@ -42,6 +42,7 @@ CHECKS = {
     "export_drafts_losslessly",
     "export_drafts_as_reported",
     "training_estimate_agrees",
+    "losses_went_down",
 }
 
 

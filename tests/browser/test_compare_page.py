@@ -1,19 +1,16 @@
-"""MLflow's own page of two runs compared: does it answer what changed, and did it help?
-
-`DFLASH_PICTURES=docs/pictures pytest -m browser tests/browser/test_compare_page.py` keeps what it shows.
-"""
+"""MLflow's own page of two runs compared: does it answer what changed, and did it help?"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -24,13 +21,14 @@ from dflash_pipeline.assets.pages import _mlflow_command
 from dflash_pipeline.launch.run_facts import more_settings, run_facts
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.tracking.store_uri import artifact_location, tracking_uri
+from tests.browser.conftest import Picture
+from tests.browser.walk import close_assistant
 from tests.stages.compared_runs import launch_of
 from tests.tracking.logged_run import LoggedRun
 from tests.tracking.training_records import epoch, step
 
 pytestmark = pytest.mark.browser
 SNAPSHOTS = ("4be1c0d29e0f1a2b", "9c02a7f3d4e5f607")
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +62,12 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRuns]:
         run_ids.append(run.run_id)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    server = subprocess.Popen(_mlflow_command(port, storage), env=environment, start_new_session=True)
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"} | {
+        "MLFLOW_BACKEND_STORE_URI": tracking_uri(storage.root)
+    }
+    server = subprocess.Popen(
+        _mlflow_command("127.0.0.1", port, artifact_location(storage.root)), env=environment, start_new_session=True
+    )
     try:
         wait_until_open(f"http://127.0.0.1:{port}/health")
         yield TwoRuns(address=f"http://127.0.0.1:{port}", run_ids=(run_ids[0], run_ids[1]))
@@ -74,18 +76,28 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRuns]:
         server.wait(60)
 
 
-def test_the_compare_page_shows_what_changed_and_what_came_of_it(two_runs: TwoRuns, page: Any):
+def test_the_compare_page_shows_what_changed_and_what_came_of_it(two_runs: TwoRuns, page: Any, picture: Picture):
     page.goto(f"{two_runs.address}/#/compare-runs?runs={json.dumps(two_runs.run_ids)}&experiments=%5B%221%22%5D")
     for text in ("learning_rate", "0.0006", "0.001", *SNAPSHOTS, "recipe.digest", "git.revision", "train/loss"):
         page.get_by_text(text, exact=True).first.wait_for()
     page.get_by_text("Show diff only").first.click()
     page.get_by_text("weight_decay", exact=True).wait_for(state="detached")
     assert page.get_by_text("learning_rate", exact=True).last.is_visible()
-    if folder := os.environ.get("DFLASH_PICTURES"):
-        page.set_viewport_size({"width": 1500, "height": 1250})
-        page.get_by_role("button", name="Close", exact=True).first.click()
-        page.wait_for_timeout(2000)
-        page.screenshot(path=ROOT / folder / "mlflow-compare.png")
+    close_assistant(page)
+    page.set_viewport_size({"width": 1400, "height": 1250})
+    page.get_by_text("train/loss", exact=True).last.wait_for()
+    picture("mlflow-compare")
+
+
+def test_the_charts_of_one_run_show_its_curves(two_runs: TwoRuns, page: Any, picture: Picture):
+    page.goto(f"{two_runs.address}/#/experiments/1/runs/{two_runs.run_ids[0]}/model-metrics")
+    close_assistant(page)
+    page.get_by_placeholder("Search metric charts").fill("train/")
+    page.get_by_text(re.compile(r"^progress")).first.wait_for(state="detached")
+    for curve in ("loss", "learning_rate"):
+        page.get_by_text(curve, exact=True).first.wait_for()
+    page.locator(".js-plotly-plot .scatterlayer .trace").first.wait_for(state="attached")
+    picture("mlflow-run")
 
 
 def test_the_snapshot_is_the_dataset_of_the_run(two_runs: TwoRuns, page: Any):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
+import subprocess
 from pathlib import Path
 
 import psutil
-import pytest
 
-from dflash_pipeline.assets.pages import _free_port
-from dflash_pipeline.contracts.errors import Refused
-from tests.browser.conftest import WANTED_PORT, Pages, start_ui
-from tests.conftest import Chain
+from tests.browser.conftest import UI, WANTED_PORT, Pages, start_ui
+from tests.conftest import Chain, write_recipe
 from tests.launch.processes import until
 
 
@@ -38,21 +38,58 @@ def test_a_busy_port_is_replaced(pages: Pages):
     assert sorted((port_of(pages.dagster), port_of(pages.mlflow))) == [WANTED_PORT + 1, WANTED_PORT + 2]
 
 
-def test_nothing_is_left_when_it_is_killed(chain: Chain, tmp_path: Path):
-    pages = start_ui(chain.recipe_file, chain.copy(tmp_path / "storage").storage.root)
+def test_other_machines_are_let_in_only_when_asked_to_and_nothing_is_left_when_it_is_killed(
+    chain: Chain, tmp_path: Path
+):
+    said, storage = tmp_path / "said", chain.copy(tmp_path / "storage").storage.root
+    everywhere = ("--host", "0.0.0.0", "--allow-remote")
+    pages = start_ui(chain.recipe_file, storage, *everywhere, said=said, home="/elsewhere")
+    name = socket.gethostname()
+    assert {host for host, _ in listening(psutil.Process(pages.process.pid))} == {"0.0.0.0"}
+    assert pages.dagster == f"http://{name}:{port_of(pages.dagster)}/asset-groups"
+    assert f"DAGSTER_HOME is /elsewhere; these pages, as every command of dflash, use {storage}/dagster" in (
+        said.read_text()
+    )
+    # As a browser asks that was given this address; its own page is a stranger to MLflow unless it is told.
+    port = port_of(pages.mlflow)
+    assert searched(port, host=f"{name}:{port}", origin=f"http://{name}:{port}") == 200
+    assert searched(port, host="rebound.example", origin="http://rebound.example") == 403
     family = psutil.Process(pages.process.pid).children(recursive=True)
-    assert len(family) >= 4
+    assert len(family) >= 6
     pages.process.kill()
     pages.process.wait(60)
     assert until(lambda: not [member for member in family if member.is_running()], seconds=60)
 
 
-def test_the_search_for_a_port_ends_at_the_last_one():
-    with socket.create_server(("127.0.0.1", 0)) as busy:
-        port = busy.getsockname()[1]
-        assert _free_port(port, option="--dagster-port") > port
-    with (
-        socket.create_server(("127.0.0.1", 65535)),
-        pytest.raises(Refused, match="no port from 65535 to 65535 is free"),
-    ):
-        _free_port(65535, option="--dagster-port")
+def test_a_tracking_server_is_shown_and_none_started_and_a_daemons_death_is_told(chain: Chain, tmp_path: Path):
+    said = tmp_path / "said"
+    recipe = write_recipe(tmp_path / "tiny.yaml", tracking={"uri": "http://127.0.0.1:1/"})
+    pages = start_ui(recipe, chain.copy(tmp_path / "storage").storage.root, said=said)
+    assert pages.mlflow == "http://127.0.0.1:1"
+    family = psutil.Process(pages.process.pid).children(recursive=True)
+    assert not [member for member in family if "mlflow" in member.cmdline()]
+    [daemon] = [member for member in family if "dagster._daemon" in member.cmdline()]
+    daemon.kill()
+    assert pages.process.wait(60) == 1
+    assert pages.process.stdout
+    told = json.loads(pages.process.stdout.read())["error"]["what"]
+    assert told == "the Dagster daemon ended with exit code -9, and the others with it"
+    assert [member for member in family if member.is_running()] == []
+
+
+def test_without_leave_nothing_is_started_for_other_machines(chain: Chain):
+    asked = subprocess.run(
+        [*UI, str(chain.recipe_file), "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60
+    )
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert "--host: 0.0.0.0 can be reached from other machines, and the pages have no login" in asked.stderr
+    assert "add --allow-remote" in asked.stderr
+
+
+def searched(port: int, *, host: str, origin: str) -> int:
+    """The status of the call that MLflow's page makes for its table of runs."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    headers = {"Host": host, "Origin": origin, "Content-Type": "application/json"}
+    body = json.dumps({"experiment_ids": ["0"]})
+    connection.request("POST", "/ajax-api/2.0/mlflow/runs/search", body=body, headers=headers)
+    return connection.getresponse().status

@@ -26,7 +26,8 @@ from dflash_pipeline.store.tokens import write_shards
 from dflash_pipeline.training.all_ranks import StepMeasure
 from dflash_pipeline.training.distributed import Ranks
 from dflash_pipeline.training.loader import PreparedStep
-from dflash_pipeline.training.loop import Outcome, Trainer
+from dflash_pipeline.training.loop import Trainer
+from dflash_pipeline.training.outcome import Outcome
 from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings, run_fingerprint
 from dflash_pipeline.training.step import StepResult
 from dflash_pipeline.training.tracker import EndStatus, Params

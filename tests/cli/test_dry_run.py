@@ -11,7 +11,7 @@ from tests.conftest import ROOT, write_recipe
 
 KEYS = {
     *("dry_run", "lengths", "snapshot", "plan", "boundaries", "total_steps", "num_micro_batches", "epochs", "memory"),
-    *("stops_after", "storage", "hours", "faults", "target_dir", "seconds"),
+    *("stops_after", "warm_start", "storage", "hours", "faults", "target_dir", "seconds"),
 }
 
 

@@ -42,7 +42,7 @@ def test_every_setting_is_told_with_what_holds(dflash):
         "changed": True,
     }
     assert told["batching.epochs"]["allowed"] == "at least 1, at most 64"
-    assert told["batching.num_buckets"]["allowed"] == "at least 1, at most 512 or auto"
+    assert told["batching.num_buckets"]["allowed"] == "at least 1, at most 512, or auto"
     assert (told["target.path"]["required"], told["target.path"]["changed"]) == (True, True)
     assert told["training.betas"] | {"sentence": ""} == {
         **{"name": "training.betas", "value": [0.9, 0.95], "default": [0.9, 0.95], "required": False},

@@ -19,6 +19,8 @@ from tests.faults.points import Start
 
 RECIPE = Path(__file__).with_name("tiny.yaml")
 RUN_SECONDS = 280.0
+WARM = ("--set", "training.warm_start=champion", "--set", "training.learning_rate=1.0e-3")
+"""Of another run than the recipe's, which begins with the weights of that one."""
 JUDGED = (
     *("snapshots/**/*", "plans/**/*", "features/**/*"),
     *("exports/*/model.safetensors", "exports/*/config.json", "runs/*/checkpoints/*/model.safetensors"),
@@ -81,6 +83,8 @@ class Reference:
     left: Left
     planned: Left
     """What it had left when it was about to train."""
+    warm: Left
+    """The same after a run that began with its drafter, as champion."""
     starts: dict[Start, Path]
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from dflash_pipeline.stages.promotion import champion_of, promote_by_hand
+from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.tracking.store_uri import tracking_uri
-from tests.faults.chain import Reference, copy_without, left_in, run_chain
+from tests.faults.chain import WARM, Reference, copy_without, left_in, run_chain
 from tests.faults.points import Start
 
 JUDGED = ("exports", "reports", "promotions.jsonl")
@@ -44,9 +46,17 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         "planned": planned,
         "trained": copy_without(whole, folder / "trained", left_out=JUDGED),
     }
+    # By hand: whether so small a drafter is better than none is no question here.
+    if champion_of(Storage(root=whole), "faults") is None:
+        promote_by_hand("faults", Storage(root=whole), ended.answer["run"], reason="to begin with it")
+    starts["promoted"] = Path(shutil.copytree(whole, folder / "promoted"))
+    left = left_in(whole)
+    began = run_chain(whole, *WARM)
+    assert began.exit_code == 0, began.errors
+    assert began.answer["warm_start"] == ended.answer["run"]
     # Its aliases stand in the database that is kept, and would not move again.
     MlflowClient(tracking_uri(starts["trained"])).delete_registered_model("faults")
-    return Reference(left=left_in(whole), planned=left_in(planned), starts=starts)
+    return Reference(left=left, planned=left_in(planned), warm=left_in(whole), starts=starts)
 
 
 @pytest.fixture

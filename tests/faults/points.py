@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Start = Literal["empty", "planned", "trained"]
+Start = Literal["empty", "planned", "trained", "promoted"]
 ROOT = Path(__file__).parents[2]
 _POINT = re.compile(r"""fault_point\(\s*f?"([^"]+)"\s*\)""")
 _ACT = re.compile(r"""new_folder\([^)]*act="([^"]+)"\s*\)""")
@@ -63,6 +63,9 @@ KILLS = [
     *_kills("trained", "folder.before-put", "folder.before-list", "folder.after-put"),
     *_kills("trained", "promotion.before-append", "promotion.after-append"),
     *_kills("trained", "promotion.before-alias", "promotion.after-alias"),
+    # Of a warm run, which begins with the champion.
+    *_kills("promoted", "first-weights.before-write", "first-weights.before-hash"),
+    *_kills("promoted", "first-weights.before-rename", "first-weights.after-rename"),
 ]
 
 AGAIN_AND_AGAIN = _kills(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_pipeline.store.layout import Storage
-from tests.faults.chain import Reference, left_in, run_chain
+from tests.faults.chain import WARM, Left, Reference, left_in, run_chain
 from tests.faults.leftovers import nothing_holds
 from tests.faults.planning import WITHOUT_ANSWERS, planning
 from tests.faults.points import AGAIN_AND_AGAIN, FEW, KILLS, Kill, Start, points_in_the_source
@@ -26,7 +26,7 @@ def test_killed_and_run_again(
     kill: Kill, again: int, reference: Reference, start_from: Callable[[Start], Path]
 ) -> None:
     """A point of planning is killed and run again without training: what training reads is compared by hash."""
-    options, expected = ((), reference.left) if kill.start != "empty" else (("--plan-only",), reference.planned)
+    options, expected = judged_by(kill.start, reference)
     storage = start_from(kill.start)
     die(storage, kill, *options)
     ended = run_chain(storage, *options)
@@ -63,6 +63,17 @@ def test_killed_while_planning_and_run_again(tmp_path: Path) -> None:
     assert left_in(disturbed) == left_in(undisturbed)
     assert left_in(disturbed).files != {}
     assert nothing_holds(disturbed) == []
+
+
+def judged_by(start: Start, reference: Reference) -> tuple[tuple[str, ...], Left]:
+    """Options of the run, and what an undisturbed one leaves."""
+    match start:
+        case "empty":
+            return ("--plan-only",), reference.planned
+        case "promoted":
+            return WARM, reference.warm
+        case _:
+            return (), reference.left
 
 
 def die(storage: Path, kill: Kill, *options: str) -> None:

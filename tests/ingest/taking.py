@@ -33,7 +33,7 @@ def take_all(
     files = expand([SourceFile(path=source) if isinstance(source, Path) else source for source in sources])
     with tempfile.TemporaryDirectory(prefix="dflash-ingest-") as folder:
         warehouse = Warehouse(Path(folder) / "warehouse.duckdb")
-        ingestion = ingest([look_at(file, rules.limits) for file in files], rules, warehouse)
+        ingestion = ingest([look_at(file, rules.limits) for file in files], rules, warehouse).record
         prompts = [prompt for batch in warehouse.stream_prompts(ingestion.fingerprint) for prompt in batch]
         return (
             ingestion,

@@ -149,6 +149,16 @@ def test_the_code_location_loads_there_without_torch_or_mlflow(installed: Path, 
     assert (int(assets), torch, mlflow) == (13, "False", "False")
 
 
+def test_workspace_yaml_loads_it_from_any_directory(installed: Path, tmp_path: Path):
+    """In the repository's own folder the checkout goes before what is installed, and has to be whole, too."""
+    recipe, python = write_recipe(tmp_path / "tiny.yaml"), str(installed / "bin" / "python")
+    asked = {"DFLASH_RECIPE": str(recipe), "DFLASH_STORAGE": str(tmp_path / "storage")}
+    validate = ["-m", "dagster", "definitions", "validate", "--log-level", "error", "-w", str(ROOT / "workspace.yaml")]
+    run([python, *validate], cwd=tmp_path, **asked)
+    place = "import dflash_pipeline.assets.definitions as d; print(d.__file__)"
+    assert Path(run([python, "-c", place], cwd=ROOT, **asked).strip()).is_relative_to(ROOT)
+
+
 def test_without_a_recipe_the_code_location_says_what_to_set(installed: Path, tmp_path: Path):
     ended = subprocess.run(
         [str(installed / "bin" / "python"), "-c", "import dflash_pipeline.assets.definitions"],

@@ -24,8 +24,8 @@ from dflash_pipeline.stages.dry_run import dry_run
 from dflash_pipeline.stages.dry_run.hours import HISTORY
 from dflash_pipeline.stages.dry_run.memory import Item
 from dflash_pipeline.stages.dry_run.room import no_room
+from dflash_pipeline.stages.launch_config import launch_config
 from dflash_pipeline.stages.plan_files import read_lengths
-from dflash_pipeline.stages.training import launch_config
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.store.plans import plan_folder, save_epoch, save_spec, seal_plan
 from dflash_pipeline.store.records import load_record, save_record

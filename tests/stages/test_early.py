@@ -15,7 +15,8 @@ from dflash_pipeline.contracts.run import RunRecord
 from dflash_pipeline.recipe import Recipe, load_recipe
 from dflash_pipeline.stages.drafter_shape import recipe_drafter
 from dflash_pipeline.stages.early import early_settings, early_work, stopped_early
-from dflash_pipeline.stages.training import finished_drafter, launch_config
+from dflash_pipeline.stages.launch_config import launch_config
+from dflash_pipeline.stages.training import finished_drafter
 from dflash_pipeline.store.records import load_record, save_record
 from dflash_pipeline.store.tokens import TokenStore
 from dflash_pipeline.training.event_json import as_event

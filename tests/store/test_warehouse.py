@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from dflash_pipeline.contracts.events import SpikeRecord
 from dflash_pipeline.contracts.manifest import EpochSummary
 from dflash_pipeline.contracts.plan import RunPlan
 from dflash_pipeline.contracts.run import Attempt, RunRecord
-from dflash_pipeline.store.database import Database
+from dflash_pipeline.store.database import Connection, Database
 from dflash_pipeline.store.ingestions import IngestionDraft
 from dflash_pipeline.store.warehouse import Warehouse
 
@@ -291,11 +292,12 @@ def test_batches_are_bounded_in_rows_and_in_size(warehouse: Warehouse, monkeypat
     plain = CONVERSATIONS[1]
     sizes = [10, 20 * 2**20, 20 * 2**20, 40 * 2**20, 1, 1]
     write(warehouse, {"b": [candidate(plain, conversation_id=str(n), size=size) for n, size in enumerate(sizes)]})
-    assert [len(batch) for batch in warehouse.stream_conversations("f1")] == [2, 1, 1, 2]
+    # The first are few, so that work on them can begin.
+    assert [len(batch) for batch in warehouse.stream_conversations("f1")] == [1, 1, 1, 1, 2]
     many = [candidate(plain, conversation_id=f"{n:05}") for n in range(5000)]
     warehouse.write_ingestion("f2", lambda draft: _finished(draft, many))
     batches = list(warehouse.stream_conversations("f2"))
-    # Read in two, and given on in parts.
+    # Read in two, 2,048 and the rest, and given on in parts.
     assert [len(batch) for batch in batches] == [512] * 8 + [512, 392]
     assert [c.conversation_id for batch in batches for c in batch] == [c.conversation_id for c in many]
 
@@ -487,6 +489,7 @@ def test_a_kill_around_the_commit_leaves_all_or_nothing(warehouse: Warehouse, po
     assert child.returncode == -9, child.stderr
     assert warehouse.find_answers("t", "s", ["p"]) == {"p": ("x", True)}
     assert (warehouse.find_ingestion("f1") is not None) == kept
+    assert not path_of(warehouse).with_name("warehouse.duckdb.wal").exists()
     save(warehouse)
     assert warehouse.conversations("f1") == CONVERSATIONS
     assert warehouse.rejected_rows() == REJECTED
@@ -571,10 +574,14 @@ def test_one_flipped_bit_is_found_and_never_gives_other_rows(warehouse: Warehous
 
 @pytest.mark.parametrize("place", [0.3, 0.9])
 def test_a_damaged_write_ahead_log_is_set_aside(warehouse: Warehouse, place: float) -> None:
+    """Ours has nothing in it; a process of an older version that was killed left one that has."""
+    save(warehouse)
     path = path_of(warehouse)
-    assert run_child(path, "kill:warehouse.after-commit:2").returncode == -9
     log = path.with_name("warehouse.duckdb.wal")
-    data = bytearray(log.read_bytes())
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("INSERT INTO answers SELECT 't', 's', i, repeat('x', 100), true FROM range(1000) t(i)")
+        whole, data = path.read_bytes(), bytearray(log.read_bytes())
+    path.write_bytes(whole)
     data[int(place * len(data))] ^= 1
     log.write_bytes(data)
     assert warehouse.find_ingestion("f1") is None
@@ -621,3 +628,38 @@ def test_a_long_query_prints_nothing(tmp_path, capfd):
         query = "SELECT count(*) FROM range(20000000) a(i), range(20) b(j) WHERE (i * j) % 7 = 3"
         connection.execute(query).fetchall()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("number", "openings"), [(0, 1), (3, 1), (4, 2), (5, 2), (12, 2), (13, 3)])
+def test_the_file_is_opened_once_for_a_batch_and_not_again_behind_the_last(
+    warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, number: int, openings: int
+) -> None:
+    monkeypatch.setattr("dflash_pipeline.store.warehouse._FIRST_ROWS", 4)
+    monkeypatch.setattr("dflash_pipeline.store.warehouse._BATCH_ROWS", 9)
+    rows = [candidate(CONVERSATIONS[1], conversation_id=f"{n:02}") for n in range(number)]
+    warehouse.write_ingestion("f1", lambda draft: _finished(draft, rows))
+    opened = 0
+    connection = Database.connection
+
+    def counted(database: Database) -> AbstractContextManager[Connection]:
+        nonlocal opened
+        opened += 1
+        return connection(database)
+
+    monkeypatch.setattr(Database, "connection", counted)
+    ids = [c.conversation_id for batch in warehouse.stream_conversations("f1") for c in batch]
+    assert ids == [f"{n:02}" for n in range(number)]
+    assert opened == openings
+
+
+def test_an_ingestion_that_is_there_is_found_and_not_written_again(warehouse: Warehouse) -> None:
+    rows = [candidate(CONVERSATIONS[1], conversation_id="a")]
+    made, reused = warehouse.find_or_write_ingestion("f1", lambda draft: _finished(draft, rows))
+    assert not reused
+
+    def never(draft: IngestionDraft) -> Ingestion:
+        raise AssertionError("it is there")
+
+    assert warehouse.find_or_write_ingestion("f1", never) == (made, True)
+    path_of(warehouse).write_bytes(b"damaged")
+    assert warehouse.find_or_write_ingestion("f1", lambda draft: _finished(draft, rows)) == (made, False)

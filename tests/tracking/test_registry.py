@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.tracking import registry
-from dflash_pipeline.tracking.registry import VersionFacts, alias_holders, ensure_version, set_aliases
+from dflash_pipeline.tracking.registry import VersionFacts, alias_holders, ensure_version, set_aliases, source_for
 from dflash_pipeline.tracking.store_uri import CLIENT_ENVIRONMENT, tracking_uri
 
 
@@ -37,6 +37,21 @@ def test_the_same_weights_are_one_version_whose_tags_are_brought_up_to_date(uri)
     assert version.source == "file:///exports/a%20run/a"
     assert version.run_id == "1" * 32
     assert ensure_version(uri, "another", facts("a")) == 1
+
+
+def test_a_server_is_given_a_source_that_it_takes(uri):
+    from mlflow.exceptions import MlflowException
+    from mlflow.server.handlers import _validate_artifact_uri_scheme, _validate_source_run
+
+    own = facts("a").source
+    assert source_for(uri, own) == own
+    given = source_for("http://127.0.0.1:5000", own)
+    assert given == "dflash-export:/exports/a%20run/a"
+    _validate_artifact_uri_scheme(given, "source")
+    _validate_source_run(given, "1" * 32)
+    # What a server would say otherwise.
+    with pytest.raises(MlflowException, match="Invalid model version source"):
+        _validate_source_run(own, "")
 
 
 def test_aliases_are_set_moved_and_taken_away(uri):

@@ -34,6 +34,8 @@ def test_the_recipe_goes_before_the_environment_and_both_before_the_storage(
     assert server_uri(None, tmp_path) == "https://of-the-environment"
     assert server_uri("http://of-the-recipe:5000", tmp_path) == "http://of-the-recipe:5000"
     assert server_artifacts("http://of-the-recipe:5000", tmp_path) is None
+    # Another database keeps no files: without a place for them MLflow would take the working directory.
+    assert server_artifacts("postgresql+psycopg2:///mlflow", tmp_path) == artifact_location(tmp_path)
 
 
 @pytest.mark.parametrize("given", ["https://me:hush@host", "https://hush@host/path", "postgresql://me:hush@host/db"])

@@ -22,7 +22,8 @@ from dflash_pipeline.planning.manifest import build_epoch_manifest
 from dflash_pipeline.store.plans import load_plan, plan_folder, save_epoch, seal_plan
 from dflash_pipeline.store.tokens import write_shards
 from dflash_pipeline.training.distributed import Ranks
-from dflash_pipeline.training.loop import Outcome, Trainer
+from dflash_pipeline.training.loop import Trainer
+from dflash_pipeline.training.outcome import Outcome
 from dflash_pipeline.training.settings import LaunchConfig, Saving, TrainingSettings
 from dflash_pipeline.training.tracker import EndStatus, Params
 

@@ -26,12 +26,13 @@ from dflash_pipeline.stages.dry_run.room import no_room, storage_items
 from dflash_pipeline.stages.dry_run.shapes import batch_shapes
 from dflash_pipeline.stages.dry_run.target import TargetSize, target_size
 from dflash_pipeline.stages.forecast import measured_run
+from dflash_pipeline.stages.launch_config import training_settings
 from dflash_pipeline.stages.preflight import OF_DATA, OF_TRAINING
 from dflash_pipeline.stages.preflight.fault import Fault
 from dflash_pipeline.stages.preflight.machine import this_machine
 from dflash_pipeline.stages.preflight.memory import check_devices
 from dflash_pipeline.stages.preflight.subject import Subject, gather
-from dflash_pipeline.stages.training import training_settings
+from dflash_pipeline.stages.warm_start import told_beforehand
 from dflash_pipeline.store.layout import Storage
 from dflash_pipeline.training.settings import LaunchConfig
 
@@ -96,6 +97,7 @@ def dry_run(recipe: Recipe, storage: Storage, lengths_file: Path | None, *, know
         "lengths": _lengths_facts(lengths),
         **_plan_facts(planned.plan, lengths),
         "stops_after": recipe.training.max_steps,
+        "warm_start": told_beforehand(recipe, storage),
         "memory": _memory_facts(planned.largest, recipe),
         "storage": {"items": _items(items), "bytes": _sum(items), "free_bytes": machine.free_disk},
         "hours": asdict(hours),

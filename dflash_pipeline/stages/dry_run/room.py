@@ -52,6 +52,8 @@ def storage_items(recipe: Recipe, lengths: KnownLengths, plan: RunPlan, drafter:
         Item(what="curves", num_bytes=_STEP * plan.total_steps, how=f"{_STEP:,} bytes a step: event log and MLflow"),
         Item(what="export", num_bytes=weights, how="weights in float32"),
     ]
+    if recipe.training.warm_start == "champion":
+        items.append(Item(what="first weights", num_bytes=weights, how="a copy of the champion's, if there is one"))
     if recipe.training.feature_cache_gib is not None:
         size = 4 * width * int(lengths.samples.num_tokens.sum())
         items.append(Item(what="features", num_bytes=size, how=f"{4 * width:,} bytes a training token"))

@@ -4,7 +4,7 @@ target, weights   a target's folder, read as far as it can be; no weight is load
 sample            the first rows of each source, read and tokenised as the stages will
 machine           disk, memory, devices, ports: measured once
 subject           all of this for one recipe
-drafter, mask_token, text, sources, responses, batching, disk, memory    the checks: a function each, giving faults
+drafter, warm_start, mask_token, text, sources, responses, batching, disk, memory    the checks, giving faults
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dflash_pipeline.stages.preflight.responses import check_endpoint_key
 from dflash_pipeline.stages.preflight.sources import check_coverage, check_prompts, check_sources
 from dflash_pipeline.stages.preflight.subject import Subject, gather
 from dflash_pipeline.stages.preflight.text import check_target, check_vocabulary
+from dflash_pipeline.stages.preflight.warm_start import check_champion
 from dflash_pipeline.store.layout import Storage
 
 Check = Callable[[Subject], Iterator[Fault]]
@@ -36,6 +37,7 @@ OF_TRAINING: tuple[Check, ...] = (
     check_taps,
     check_mask_token,
     check_whole_drafter,
+    check_champion,
     check_batching,
     check_ranks,
     check_disk,
