@@ -83,7 +83,7 @@ $(POSTGRES_INSTALLED): constraints.txt | $(INSTALLED)
 	touch $@
 
 postgres: $(POSTGRES_INSTALLED) ## docs/deployment.md on a real PostgreSQL, which Debian's package `postgresql` brings
-	PYTHONPATH=.postgres $(BIN)/python -m pytest tests/packaging/test_postgres.py -m slow
+	PYTHONPATH=$(CURDIR)/.postgres $(BIN)/python -m pytest tests/packaging/test_postgres.py -m slow
 
 step-peers: $(ORACLES_INSTALLED) ## one training step side by side with SpecForge's and speculators'
 	PYTHONPATH=.oracle $(BIN)/python -W ignore bench/step_vs_peers.py

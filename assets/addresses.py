@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import os
 import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 
@@ -67,13 +72,32 @@ def allowed_by_environment() -> list[str]:
     return [name.strip() for name in given.split(",") if name.strip()]
 
 
-def free_port(wanted: int, *, host: str, option: str, but_not: int | None = None) -> int:
-    """`wanted`, or the next one that is free at `host`."""
+@contextmanager
+def kept_port(wanted: int, *, host: str, option: str) -> Iterator[int]:
+    """`wanted`, or the next one that is free at `host`; while it is used, no other `dflash ui` of this user takes it.
+
+    Between the look and the server's own binding lie seconds, in which another one would find the same port free.
+    """
     last = min(wanted + PORTS_TRIED, 2**16) - 1
     for port in range(wanted, last + 1):
-        if port != but_not and _can_bind(host, port):
-            return port
+        with _lock(port) as locked:
+            if locked and _can_bind(host, port):
+                yield port
+                return
     raise Refused(f"no port from {wanted} to {last} is free", where=option, fix="give another, for example 13000")
+
+
+@contextmanager
+def _lock(port: int) -> Iterator[bool]:
+    """Whether it is ours now. The lock goes with its process, however that ends; the empty file stays."""
+    path = Path(tempfile.gettempdir()) / f"dflash-port-{os.getuid()}-{port}.lock"
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
 
 
 def is_open(host: str, port: int) -> bool:

@@ -17,6 +17,13 @@ from dflash_pipeline.store.layout import Storage
 INSTANCE_CONFIG = Path(__file__).resolve().parent.parent / "dagster.yaml"
 PROCESS_TAG = "dflash/process"
 """Which process works on a run in-process: `pid@start`, since a pid alone is given out again."""
+UNDER_WAY = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
+"""What a killed process leaves its run as; one that waits in the queue has none yet."""
 
 
 def prepare_home(storage: Storage) -> Path:
@@ -48,17 +55,25 @@ def open_instance(storage: Storage) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
+@contextmanager
+def instance_as_it_is(storage: Storage) -> Iterator[dg.DagsterInstance]:
+    """The same without changing its settings, unless others are asked for: to look at what servers work with."""
+    kept = storage.dagster_home / "dagster.yaml"
+    if os.environ.get("DFLASH_DAGSTER_YAML") or not kept.is_file():
+        with open_instance(storage) as instance:
+            yield instance
+    else:
+        with dg.DagsterInstance.from_config(str(storage.dagster_home)) as instance:
+            yield instance
+
+
 def this_process() -> str:
     return f"{os.getpid()}@{psutil.Process().create_time():.2f}"
 
 
 def settle_dead_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs failed whose process was killed, and free what they held. Returns their ids."""
-    running = instance.get_runs(
-        dg.RunsFilter(
-            statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING]
-        )
-    )
+    running = instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY))
     dead = [run for run in running if (tag := run.tags.get(PROCESS_TAG)) and not process_lives(tag)]
     for run in dead:
         instance.report_run_failed(run, "the process that worked on this run was killed")

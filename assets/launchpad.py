@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 import dagster as dg
+from dagster._config.config_type import ConfigScalar, ConfigScalarKind
 from dagster._config.errors import PostProcessingError
 from pydantic.fields import FieldInfo
 
@@ -18,6 +19,20 @@ from dflash_pipeline.recipe.training import Training
 
 STRATEGIES: tuple[str, ...] = get_args(Batching.model_fields["strategy"].annotation)
 STARTS: tuple[str, ...] = get_args(Training.model_fields["warm_start"].annotation)
+
+
+class Number(ConfigScalar):
+    """A float of the form; true and false, which Dagster takes for numbers, are none."""
+
+    def __init__(self) -> None:
+        super().__init__(key="Number", given_name="Number", scalar_kind=ConfigScalarKind.FLOAT)
+
+    def post_process(self, value: Any) -> float:
+        if isinstance(value, bool):
+            raise PostProcessingError(f"a number is wanted here, not {str(value).lower()}")
+        return float(value)
+
+
 # Dagster tells types of a form by its own names. `auto`, a word among numbers, is nothing there.
 _KINDS: Mapping[str, Any] = {
     "strategy": dg.Enum("Strategy", [dg.EnumValue(name) for name in STRATEGIES]),
@@ -25,13 +40,15 @@ _KINDS: Mapping[str, Any] = {
     "token_budget": int,
     "slots_per_step": int,
     "epochs": int,
-    "learning_rate": float,
+    "learning_rate": Number(),
     "num_ranks": int,
     "max_steps": dg.Noneable(int),
     "warm_start": dg.Enum("WarmStart", [dg.EnumValue(name) for name in STARTS]),
 }
 _EMPTY = {"num_buckets": "auto"}
 """What nothing means, where it is a word in the recipe."""
+_FORM = {"num_buckets": "null: auto", "learning_rate": "write 1.0e-4, not 1e-4"}
+"""What the form takes otherwise than the recipe's file."""
 
 
 class ChosenSettings(dg.Shape):
@@ -83,12 +100,12 @@ def _field(workbench: Workbench, name: str) -> dg.Field:
         _KINDS[name],
         is_required=False,
         default_value=default,
-        description=_said(setting(workbench.recipe, name)),
+        description=_said(name, setting(workbench.recipe, name)),
     )
 
 
-def _said(field: FieldInfo) -> str:
+def _said(name: str, field: FieldInfo) -> str:
     """What a setting is for, and its bounds; words to choose from are in the form already."""
     bounds = allowed(field)
-    says = field.description or ""
-    return says if not bounds or bounds.startswith("one of") else f"{says} ({bounds})"
+    notes = [note for note in ("" if bounds.startswith("one of") else bounds, _FORM.get(name, "")) if note]
+    return f"{field.description} ({'; '.join(notes)})" if notes else field.description or ""

@@ -16,12 +16,13 @@ from urllib.request import urlopen
 from dflash_pipeline.assets.addresses import (
     allowed_by_environment,
     asked_host,
-    free_port,
     is_open,
+    kept_port,
     mlflow_names,
     shown_host,
 )
-from dflash_pipeline.assets.instance import prepare_home
+from dflash_pipeline.assets.doctor import stuck_runs
+from dflash_pipeline.assets.instance import open_instance, prepare_home
 from dflash_pipeline.assets.links import MLFLOW_PAGE
 from dflash_pipeline.assets.servers import Servers, interruptible, start, stop, wait_until, watch
 from dflash_pipeline.recipe import load_recipe
@@ -65,14 +66,18 @@ def serve_pages(
     storage = open_storage(recipe.storage)
     host = wanted.host
     tracking = server_uri(recipe.tracking.uri, storage.root)
-    dagster = free_port(wanted.dagster_port, host=host, option="--dagster-port")
-    mlflow = free_port(wanted.mlflow_port, host=host, option="--mlflow-port", but_not=dagster)
     environment = _environment(recipe_path, storage, note)
-    environment[DAGSTER_PAGE] = f"http://{shown_host(host)}:{dagster}"
-    environment[MLFLOW_PAGE] = f"http://{shown_host(host)}:{mlflow}"
     (storage.root / "mlflow").mkdir(parents=True, exist_ok=True)
+    _end_cut_off_runs(storage, note)
     servers: Servers = {}
-    with interruptible(), tempfile.TemporaryDirectory(prefix="dflash-") as folder:
+    with (
+        interruptible(),
+        kept_port(wanted.dagster_port, host=host, option="--dagster-port") as dagster,
+        kept_port(wanted.mlflow_port, host=host, option="--mlflow-port") as mlflow,
+        tempfile.TemporaryDirectory(prefix="dflash-") as folder,
+    ):
+        environment[DAGSTER_PAGE] = f"http://{shown_host(host)}:{dagster}"
+        environment[MLFLOW_PAGE] = f"http://{shown_host(host)}:{mlflow}"
         workspace, code = _workspace(Path(folder))
         try:
             servers[CODE] = start(_code_command(code), environment)
@@ -122,6 +127,15 @@ def _environment(recipe_path: Path, storage: Storage, note: Callable[[str], None
         "MLFLOW_LOGGING_LEVEL": "WARNING",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }
+
+
+def _end_cut_off_runs(storage: Storage, note: Callable[[str], None]) -> None:
+    """Nobody else would: the page would show them as going on for ever."""
+    with open_instance(storage) as instance:
+        for ailment in stuck_runs(instance):
+            if ailment.mend is not None:
+                ailment.mend()
+                note(f"{ailment.finding.where}: {ailment.finding.what}; now it says FAILURE")
 
 
 def _workspace(folder: Path) -> tuple[Path, Path]:

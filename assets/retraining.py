@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from zoneinfo import available_timezones
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._utils.schedules import is_valid_cron_schedule, schedule_execution_time_iterator
+from dagster._vendored.croniter import CroniterBadDateError
 
 from dflash_pipeline.assets.automation import TRAINS
 from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
@@ -23,6 +26,7 @@ from dflash_pipeline.contracts.retraining import (
     decide,
     decide_soon,
 )
+from dflash_pipeline.recipe import Schedule
 
 REASON_TAG = "dflash/reason"
 LOOKED_BACK = 200
@@ -37,10 +41,21 @@ _STATES: Mapping[dg.DagsterRunStatus, PassState] = {
 
 def nightly(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
     """Start the whole chain at the recipe's time. Off until somebody switches it on."""
+    check_hours(workbench.recipe.schedule)
+    return _nightly(workbench, job)
+
+
+def check_hours(chosen: Schedule) -> None:
+    """Refuse a cron line or a time zone that Dagster does not take, and a line that names no day there is."""
+    fix = "correct schedule.cron, such as 0 2 * * *, or schedule.timezone, such as Europe/Berlin"
+    if not chosen.timezone or chosen.timezone not in available_timezones():
+        raise Refused(f"{chosen.timezone!r} is no time zone", where="schedule.timezone", fix=fix)
+    if not is_valid_cron_schedule(chosen.cron):
+        raise Refused(f"{chosen.cron!r} is no cron line of five fields", where="schedule.cron", fix=fix)
     try:
-        return _nightly(workbench, job)
-    except dg.DagsterError as error:
-        raise Refused(str(error), where="schedule", fix="correct schedule.cron or schedule.timezone") from None
+        next(schedule_execution_time_iterator(time.time(), chosen.cron, chosen.timezone, ascending=True))
+    except CroniterBadDateError:
+        raise Refused(f"{chosen.cron!r} names no day that there is", where="schedule.cron", fix=fix) from None
 
 
 def _nightly(workbench: Workbench, job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:

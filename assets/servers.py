@@ -40,8 +40,10 @@ def start(command: list[str], environment: Mapping[str, str]) -> subprocess.Pope
 def wait_until(ready: Callable[[], bool], name: str, servers: Servers) -> None:
     """Until `ready`; Failed when any of the servers ends before, or `name` takes too long."""
     deadline = time.monotonic() + START_SECONDS
-    while not ready():
-        refuse_ended(servers)
+    while True:
+        refuse_ended(servers)  # First: what answers at the address of one that has ended is another's.
+        if ready():
+            return
         if time.monotonic() > deadline:
             raise Failed(
                 f"{name} did not answer within {START_SECONDS:.0f} s", where="dflash ui", fix="see its lines above"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import TypeVar
 
 import dagster as dg
 
+from dflash_pipeline.assets.automation import OUT_OF_REACH
 from dflash_pipeline.assets.catalogue import definitions_for
 from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
 from dflash_pipeline.assets.instance import PROCESS_TAG, open_instance, settle_dead_runs, this_process
+from dflash_pipeline.assets.node_wait import wait_for_the_node
 from dflash_pipeline.assets.plan import UP_TO_PLAN, epoch_range_tags
 from dflash_pipeline.assets.resources import Workbench
 from dflash_pipeline.contracts.conversation import Ingestion
@@ -25,6 +28,7 @@ from dflash_pipeline.stages.terminal import show_bars
 from dflash_pipeline.store.records import load_record
 
 Record = TypeVar("Record")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,13 +47,15 @@ def run_whole_chain(workbench: Workbench, *, fresh: bool, plan_only: bool) -> Wh
     began = time.monotonic()
     show_bars()  # Answered while standard error still is the terminal.
     job = definitions_for(workbench).resolve_job_def("whole_chain")
-    tags = epoch_range_tags(workbench.recipe.batching.epochs) | {PROCESS_TAG: this_process()}
+    tags = epoch_range_tags(workbench.recipe.batching.epochs) | {PROCESS_TAG: this_process()} | OUT_OF_REACH
     tags[INPUTS_TAG] = inputs_digest(workbench.recipe, workbench.storage)
     config: dict[str, object] = {"loggers": {"terminal": {"config": {"log_level": "INFO"}}}}
     if not plan_only:
         config["ops"] = {"trained_drafter": {"config": {"fresh": fresh}}}
     with open_instance(workbench.storage) as instance:
         settle_dead_runs(instance)
+        if not plan_only:
+            wait_for_the_node(instance, tell=logger.warning)
         run_id = str(uuid.uuid4())
         try:
             result = job.execute_in_process(

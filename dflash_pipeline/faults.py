@@ -1,8 +1,9 @@
 """Named points before and after each durable act, at which a test may kill the process or fail a write.
 
 Nothing happens unless `DFLASH_FAULT` is set, which only the faults harness does: `kill:NAME` or `kill:NAME:N` kills
-this process with SIGKILL at the N-th passing (from 1) of the point NAME; `enospc:N` makes the N-th durable write fail
-as a full disk would; `enospc:N+` makes it and every later one fail.
+this process with SIGKILL at the N-th passing (from 1) of the point NAME; `hold:NAME` or `hold:NAME:N` stops it there
+with SIGSTOP, until SIGCONT; `enospc:N` makes the N-th durable write fail as a full disk would; `enospc:N+` makes it and
+every later one fail.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import os
 import signal
 from collections import Counter
 
+_SENT = {"kill": signal.SIGKILL, "hold": signal.SIGSTOP}
 _ORDER = os.environ.get("DFLASH_FAULT", "")
 _passed: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
     """Mark a point `stage.before-act` or `stage.after-act`."""
-    if not _ORDER.startswith("kill:"):
+    act, wanted, *count = _ORDER.split(":") if _ORDER else ("", "")
+    if act not in _SENT:
         return
     _passed[name] += 1
-    _, wanted, *count = _ORDER.split(":")
     if name == wanted and _passed[name] == int(count[0] if count else 1):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), _SENT[act])
 
 
 def fault_write() -> None:

@@ -26,8 +26,8 @@ def doctor(
 ) -> None:
     """Find, and mend, what crashes left behind.
 
-    Stuck runs, held slots, orphaned ranks, wrong MLflow statuses, unfinished files, a damaged or older warehouse, low
-    disk. Exit code 1 if something is left that `--repair` would mend.
+    Stuck and forgotten runs, held slots, orphaned ranks, wrong MLflow statuses, unfinished files, databases and records
+    that are damaged or of another version, low disk. Exit code 1 if something is left that `--repair` would mend.
     """
     quiet_libraries()
     with answering(as_json=as_json, debug=debug) as answer:

@@ -36,15 +36,20 @@ def preflight(
     with answering(as_json=as_json, debug=debug) as answer:
         from dataclasses import asdict
 
+        from dflash_pipeline.assets.retraining import check_hours
         from dflash_pipeline.recipe import load_recipe
         from dflash_pipeline.stages.preflight import look_over
+        from dflash_pipeline.stages.preflight.fault import noted
         from dflash_pipeline.store.layout import open_storage
 
         loaded = load_recipe(recipe, overrides or [])
         found = look_over(loaded, open_storage(storage or loaded.storage), num_ranks=num_ranks)
-        facts = {"faults": [asdict(fault) for fault in found.faults], "seen": list(found.seen)}
+        faults = list(found.faults)
+        with noted(faults):
+            check_hours(loaded.schedule)
+        facts = {"faults": [asdict(fault) for fault in faults], "seen": list(found.seen)}
         answer.say(facts, lambda: _show(facts))
-        if found.faults:
+        if faults:
             raise typer.Exit(1)
 
 

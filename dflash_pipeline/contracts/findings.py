@@ -7,12 +7,16 @@ from typing import Literal
 
 FindingKind = Literal[
     "stuck run",
+    "queued run",
     "held slot",
     "orphaned rank",
     "wrong status",
     "unfinished",
     "set aside",
     "warehouse",
+    "MLflow store",
+    "Dagster store",
+    "unreadable record",
     "damaged list",
     "low disk",
 ]
@@ -32,3 +36,7 @@ class Finding:
 
     def repaired(self) -> Finding:
         return replace(self, state="repaired")
+
+    def resisted(self, reason: str, fix: str) -> Finding:
+        """Still there although it was to be mended."""
+        return replace(self, what=f"{self.what}; not mended: {reason}", fix=fix)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
 
+from dflash_pipeline.contracts.errors import Failed
 from dflash_pipeline.evaluation.acceptance import (
     AcceptanceReport,
     PromptAcceptance,
@@ -22,6 +28,9 @@ from dflash_pipeline.evaluation.prompts import Prompt
 from dflash_pipeline.model.config import DrafterConfig
 from dflash_pipeline.model.drafter import Drafter
 from dflash_pipeline.model.target import FrozenTarget
+
+_Share = tuple["Candidate", list[Prompt], Decoding, list[int], Path, str]
+_Measured = tuple[list[PromptAcceptance], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,12 +60,7 @@ def measure_in_processes(
     """Acceptance over all prompts. With one process nothing is spawned; how many there are changes no token."""
     shares = [list(range(first, len(prompts), num_processes)) for first in range(min(num_processes, len(prompts)))]
     work = [(candidate, [prompts[i] for i in share], decoding, share, target_dir, device) for share in shares]
-    if len(work) == 1:
-        measured = [_measure_share(*work[0])]
-    else:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(len(work), mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            measured = list(pool.map(_measure_share, *zip(*work, strict=True)))
+    measured = [_measure_share(*work[0])] if len(work) == 1 else _beside_one_another(work)
     by_number = {
         number: result
         for share, (results, _) in zip(shares, measured, strict=True)
@@ -69,6 +73,39 @@ def measure_in_processes(
     )
 
 
+def _beside_one_another(work: Sequence[_Share]) -> list[_Measured]:
+    """Each share in a process of its own. None outlives this call, nor this process, whichever way that ends."""
+    spawn = multiprocessing.get_context("spawn")
+    wanted, held = spawn.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(len(work), mp_context=spawn, initializer=_begin, initargs=(wanted,))
+    try:
+        return list(pool.map(_measure_share, *zip(*work, strict=True)))
+    except BrokenProcessPool:
+        raise Failed(
+            "a process that measures acceptance ended without a word: it was killed, most often for want of memory",
+            where="acceptance",
+            fix="run again with fewer processes (evaluation.num_processes)",
+        ) from None
+    finally:
+        # First: the pool waits for what its processes do at the moment, and a share takes minutes.
+        held.close()
+        pool.shutdown(cancel_futures=True)
+        wanted.close()
+
+
+def _begin(wanted: Connection) -> None:
+    torch.set_num_threads(1)
+    # Ctrl-C reaches the whole group; the parent answers it, and ends these.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_unwanted, args=(wanted,), daemon=True).start()
+
+
+def _end_unwanted(wanted: Connection) -> None:
+    """Nothing is ever sent: the pipe can be read from when its other end is closed, as it is by the parent's death."""
+    wait([wanted])
+    os._exit(1)
+
+
 def _measure_share(
     candidate: Candidate,
     prompts: list[Prompt],
@@ -76,7 +113,7 @@ def _measure_share(
     numbers: list[int],
     target_dir: Path,
     device: str,
-) -> tuple[list[PromptAcceptance], float]:
+) -> _Measured:
     drafter = candidate.load().to(device)
     target = FrozenTarget.load(target_dir, tap_layer_ids=drafter.config.tap_layer_ids, device=device)
     return measure_prompts(target, drafter, prompts, decoding, numbers=numbers)

@@ -2,12 +2,13 @@
 
 Three ties, since each covers what the others cannot: the tether (this process dies: the command gets SIGTERM), the
 lifeline (the command dies: what it started stops itself), and the launch's mark in the environment (what ignores both
-is found and killed).
+is found and killed). A fourth is for a run that a code server has started: when the server dies, this process stops.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from dflash_pipeline.launch.lifeline import LIFELINE_VARIABLE, Lifeline
 
 STANDARD_ERROR = 2
 LOOK_SECONDS = 0.1
+SERVER_LOOK_SECONDS = 0.5
 KILL_SECONDS = 10.0
 """Longest wait for killed processes to be gone: only one stuck in the kernel takes longer."""
 
@@ -35,6 +37,7 @@ def run_group(command: Sequence[str], *, environment: Mapping[str, str], stop_gr
 
     Its standard output goes to this process's standard error. Any exception here, such as an interrupt, stops the
     group: SIGTERM, then after the grace SIGKILL; a second one kills at once. However this returns, no process is left.
+    Failed when this process was started by another one's multiprocessing, which has ended.
     """
     # In a temporary folder and not with the run: copying a folder with a pipe in it would hang.
     with tempfile.TemporaryDirectory(prefix="dflash-") as folder, Lifeline(Path(folder)) as lifeline:
@@ -46,9 +49,25 @@ def run_group(command: Sequence[str], *, environment: Mapping[str, str], stop_gr
             start_new_session=True,
         )
         try:
-            return process.wait()
+            return _wait(process)
         finally:
             _leave_none(process, lifeline, grace_seconds=stop_grace_seconds)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. Failed when this process is a server's child and the server is gone: nobody else could stop it."""
+    server = multiprocessing.parent_process()
+    if server is None:
+        return process.wait()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(SERVER_LOOK_SECONDS)
+        if not server.is_alive():
+            raise Failed(
+                f"the server that started this run has ended (process {server.pid}), and the run with it",
+                where="launch",
+                fix="start the server again, then the same run: it continues at its newest checkpoint",
+            )
 
 
 def _tethered(command: Sequence[str]) -> list[str]:

@@ -9,12 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dflash_pipeline.contracts.errors import Failed
+from dflash_pipeline.launch.earlier import wait_for_earlier_ranks
 from dflash_pipeline.launch.group import run_group
 from dflash_pipeline.training.event_log import last_step
 
 AGENT_MODULE = "dflash_pipeline.launch.agent"
 RANK_MODULE = "dflash_pipeline.launch.rank"
 LAST_LINES = 20
+STOP_SECONDS = 22
+"""For ranks that are asked to stop, to end their step and save; torchrun then kills them. With what it takes to notice,
+a training that is terminated is gone within 30 s."""
 STOPPED = 128 + signal.SIGTERM
 """How a rank ends that was asked to stop, with a checkpoint; and torchrun's process, when that is all that happened."""
 INTERRUPTED = 128 + signal.SIGINT
@@ -29,6 +33,7 @@ def torchrun_command(config: Path, *, num_ranks: int) -> list[str]:
         "--standalone",
         *("--nproc-per-node", str(num_ranks)),
         *("--max-restarts", "0"),
+        *("--shutdown-timeout", str(STOP_SECONDS)),
         # A machine's own name often does not resolve, in containers above all.
         *("--local-addr", "127.0.0.1"),
         # Otherwise each launch leaves an empty folder behind in the temporary directory.
@@ -54,8 +59,10 @@ def run_ranks(
     """Runs the ranks to their end. `environment` is added to this process's own.
 
     An exit code other than 0 is `Failed`, with what the first failing rank wrote. An exception here, such as an
-    interrupt, stops the ranks and is raised again. In every case no process of the run is left.
+    interrupt, stops the ranks and is raised again. In every case no process of the run is left. Ranks that an earlier
+    launch left are waited for: Failed if they stay.
     """
+    wait_for_earlier_ranks(config, module=RANK_MODULE)
     for stale in (*run_dir.glob("error-rank-*.txt"), *run_dir.glob("killed-rank-*.txt")):
         stale.unlink()
     exit_code = run_group(

@@ -29,10 +29,15 @@ class Batching(Section):
     padding: Literal["batch-max", "boundary"] = Field(
         "batch-max", description="Pad to the longest sample of the micro-batch, or (static shapes) to the boundary."
     )
-    token_budget: int = Field(32768, ge=1, description="Most padded tokens in one micro-batch.")
-    slots_per_step: int = Field(8, ge=1, description="Micro-batches in one optimiser step; ranks must divide it.")
+    token_budget: int = Field(32768, ge=1, le=2**40, description="Most padded tokens in one micro-batch.")
+    slots_per_step: int = Field(
+        8, ge=1, le=65_536, description="Micro-batches in one optimiser step; ranks must divide it."
+    )
     micro_batches_per_rank: int = Field(
-        1, ge=1, description="How many a rank runs in a step, for the ranks that their cost is balanced over."
+        1,
+        ge=1,
+        le=65_536,
+        description="How many a rank runs in a step, for the ranks that their cost is balanced over.",
     )
     quadratic_length: float | None = Field(
         None, gt=0, description="Length at which attention costs as much as the rest."

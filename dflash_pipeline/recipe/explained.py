@@ -79,8 +79,9 @@ def allowed(field: FieldInfo) -> str:
 def _bounds(annotation: Any, metadata: Sequence[Any]) -> Iterator[str]:
     """Of a setting itself, then of the kinds that it may be; those of a list's items are left out."""
     for part in metadata:
-        if type(part) in _SIGNS:
-            says, name = _SIGNS[type(part)]
+        says, name = _SIGNS.get(type(part), ("", ""))
+        # Larger ones are bounds of the machine, that nobody meets.
+        if says and getattr(part, name) < 2**40:
             yield f"{says} {getattr(part, name)}"
     for kind in get_args(annotation) if get_origin(annotation) in (Union, UnionType) else ():
         for inner in get_args(kind):

@@ -19,6 +19,13 @@ class Schedule(Section):
     retry_minutes: float = Field(
         15.0, ge=0, le=10_080, description="Wait before the first of them; doubled for each one after it."
     )
+    max_hours: float | None = Field(
+        None,
+        ge=0.001,
+        le=8_760,
+        description="A run of the whole chain in the Dagster page is stopped after so long, with a checkpoint, and counts "
+        "as failed. Empty: two weeks.",
+    )
     fresh_days: float | None = Field(
         None,
         ge=0.01,

@@ -36,7 +36,10 @@ class Training(Section):
     """One distributed run."""
 
     num_ranks: int = Field(
-        8, ge=1, description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity."
+        8,
+        ge=1,
+        le=65_536,
+        description="Processes; a divisor of slots_per_step. A launch fact, not part of the run's identity.",
     )
     threads_per_rank: int = Field(1, ge=1, description="Of torch, on the CPU.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="What the ranks compute on; `cuda` takes one GPU a rank.")

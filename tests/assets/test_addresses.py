@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from dflash_pipeline.assets.addresses import allowed_host, asked_host, free_port, is_open, mlflow_names, shown_host
+from dflash_pipeline.assets.addresses import allowed_host, asked_host, is_open, kept_port, mlflow_names, shown_host
 from dflash_pipeline.contracts.errors import Refused
 
 
@@ -48,7 +48,8 @@ def test_mlflow_answers_to_no_name_that_was_not_meant():
 def test_the_search_for_a_port_ends_at_the_last_one():
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = busy.getsockname()[1]
-        assert free_port(port, host="127.0.0.1", option="--dagster-port") > port
+        with kept_port(port, host="127.0.0.1", option="--dagster-port") as found:
+            assert found > port
         assert is_open("127.0.0.1", port)
         assert is_open("0.0.0.0", port)
     assert not is_open("127.0.0.1", port)
@@ -56,4 +57,16 @@ def test_the_search_for_a_port_ends_at_the_last_one():
         socket.create_server(("127.0.0.1", 65535)),
         pytest.raises(Refused, match="no port from 65535 to 65535 is free"),
     ):
-        free_port(65535, host="127.0.0.1", option="--dagster-port")
+        kept_port(65535, host="127.0.0.1", option="--dagster-port").__enter__()
+
+
+def test_two_that_look_at_once_find_different_ports():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with (
+        kept_port(port, host="127.0.0.1", option="--dagster-port") as first,
+        kept_port(port, host="127.0.0.1", option="--mlflow-port") as second,
+    ):
+        assert port <= first < second
+    with kept_port(port, host="127.0.0.1", option="--dagster-port") as again:
+        assert again == first

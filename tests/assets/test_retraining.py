@@ -17,7 +17,9 @@ from dflash_pipeline.assets import retraining
 from dflash_pipeline.assets.catalogue import definitions_for
 from dflash_pipeline.assets.inputs_tag import INPUTS_TAG
 from dflash_pipeline.assets.resources import Workbench
-from dflash_pipeline.recipe import load_recipe
+from dflash_pipeline.assets.retraining import check_hours
+from dflash_pipeline.contracts.errors import Refused
+from dflash_pipeline.recipe import Schedule, load_recipe
 from dflash_pipeline.stages.inputs import inputs_digest
 from dflash_pipeline.store.layout import Storage
 from tests.conftest import write_recipe
@@ -105,6 +107,12 @@ def test_a_run_of_some_assets_is_no_training_of_the_whole(bench):
     assert isinstance(bench.clock(), dg.RunRequest)
 
 
+def test_a_run_whose_form_was_opened_names_all_assets_and_counts(bench):
+    assets = frozenset(bench.definitions.resolve_asset_graph().get_all_asset_keys())
+    bench.ran(dg.DagsterRunStatus.SUCCESS, inputs=bench.inputs(), part=assets)
+    assert "has trained on the same" in bench.clock()
+
+
 def test_a_source_that_is_not_there_is_the_reason(bench):
     bench.source.unlink()
     assert "rows.jsonl" in bench.clock() or "data" in bench.clock()
@@ -179,3 +187,26 @@ def test_the_hour_of_the_schedule_is_no_change(bench):
         update={"schedule": bench.workbench.recipe.schedule.model_copy(update={"cron": "0 5 * * *"})}
     )
     assert inputs_digest(later, bench.workbench.storage) == bench.inputs()
+
+
+@pytest.mark.parametrize(
+    ("hours", "where"),
+    [
+        ({"cron": "x"}, "schedule.cron"),
+        ({"cron": "* * * * * *"}, "schedule.cron"),
+        ({"cron": "61 * * * *"}, "schedule.cron"),
+        ({"cron": "0 2 31 4 *"}, "schedule.cron"),
+        ({"cron": "0 2 30 2 *"}, "schedule.cron"),
+        ({"timezone": "Mars"}, "schedule.timezone"),
+        ({"timezone": ""}, "schedule.timezone"),
+    ],
+)
+def test_hours_that_never_come_are_refused(hours, where):
+    with pytest.raises(Refused) as refused:
+        check_hours(Schedule(**hours))
+    assert refused.value.where == where
+
+
+@pytest.mark.parametrize("cron", ["0 2 * * *", "*/15 * * * 1-5", "0 0 29 2 *", "@daily"])
+def test_hours_that_come_are_taken(cron):
+    check_hours(Schedule(cron=cron, timezone="Europe/Berlin"))

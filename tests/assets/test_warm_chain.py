@@ -29,6 +29,7 @@ from dflash_pipeline.training.settings import LaunchConfig
 from dflash_pipeline.training.warm_start import first_weights_folder
 from tests.conftest import Chain
 
+pytestmark = pytest.mark.slow
 TRAINED = {"trained_drafter", "exported_drafter", "acceptance_report", "champion"}
 
 

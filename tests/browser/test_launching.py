@@ -40,6 +40,7 @@ def test_a_wrong_value_is_refused_before_there_is_a_run(worked: Worked, page: An
     assert ask(page, worked.pages.dagster, RUNS) == before
 
 
+@pytest.mark.slow
 def test_a_run_is_started_with_another_value_and_watched_to_its_end(worked: Worked, page: Any, picture: Picture):
     open_launchpad(page, worked.pages.dagster, "epochs: 1")
     launch(page)

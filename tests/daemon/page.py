@@ -83,9 +83,9 @@ class Page:
     def job_backfill(self, partitions: Sequence[str]) -> dict[str, Any]:
         """Of the job whole_chain, in the way the page's Partitions tab of a job asks for it."""
         selector = {"partitionSetName": "whole_chain_partition_set", "repositorySelector": self._repository}
-        found: dict[str, Any] = self.ask(
-            _BACKFILL, given={"selector": selector, "partitionNames": list(partitions)}
-        )["launchPartitionBackfill"]
+        found: dict[str, Any] = self.ask(_BACKFILL, given={"selector": selector, "partitionNames": list(partitions)})[
+            "launchPartitionBackfill"
+        ]
         return found
 
     def backfill_status(self, backfill: str) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def run(config: Path) -> None:
 def test_the_command_can_be_run_by_hand():
     line = " ".join(torchrun_command(Path("launch.json"), num_ranks=8))
     assert "-m dflash_pipeline.launch.agent --standalone --nproc-per-node 8 --max-restarts 0" in line
+    # Ranks that hang are gone within 30 s.
+    assert "--shutdown-timeout 22 " in line
     assert line.endswith("-m stand_in_rank launch.json")
 
 
