@@ -15,6 +15,8 @@ OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunS
 BEGUN = (dg.DagsterRunStatus.STARTED,)
 START_SECONDS = 600.0
 """Longer than a process of a run needs to begin on a busy machine: imports and definitions take it up to a minute."""
+LINGER_SECONDS = 90.0
+"""Twice `free_slots_after_run_end_seconds`: ranks may live that long, and the daemon looks now and then."""
 QUEUE_DAEMON = "QUEUED_RUN_COORDINATOR"
 DAEMON_SECONDS = 300.0
 """It notes every 30 s that it lives, later while it starts a run."""
@@ -54,8 +56,8 @@ def held_slots(instance: dg.DagsterInstance) -> Iterator[Ailment]:
     """Slots of pools that runs hold which are over, or gone altogether."""
     storage = instance.event_log_storage
     for run_id in sorted(storage.get_concurrency_run_ids()):
-        run = instance.get_run_by_id(run_id)
-        if run is not None and run.status not in OVER:
+        record = instance.get_run_record_by_id(run_id)
+        if record is not None and not _long_over(record):
             continue
         yield mendable(
             "held slot",
@@ -64,6 +66,12 @@ def held_slots(instance: dg.DagsterInstance) -> Iterator[Ailment]:
             fix="`dflash doctor --repair` frees it",
             mend=partial(storage.free_concurrency_slots_for_run, run_id),
         )
+
+
+def _long_over(record: dg.RunRecord) -> bool:
+    """Over for longer than `dagster.yaml` lets the slots of a run that has ended be: the daemon frees them then."""
+    ended = record.end_time
+    return record.dagster_run.status in OVER and (ended is None or time.time() - ended > LINGER_SECONDS)
 
 
 def _why_stuck(instance: dg.DagsterInstance, run: dg.DagsterRun, *, untouched_seconds: float) -> str | None:

@@ -152,6 +152,15 @@ def test_a_slot_of_a_run_that_is_over_is_freed(storage: Storage):
     assert examine(storage, repair=True) == []
 
 
+def test_a_slot_of_a_run_that_has_just_ended_is_left_to_the_daemon(storage: Storage):
+    with open_instance(storage) as instance:
+        run = create_run_for_test(instance, job_name="a", status=dg.DagsterRunStatus.STARTED)
+        instance.event_log_storage.initialize_concurrency_limit_to_default("training_node")
+        assert instance.event_log_storage.claim_concurrency_slot("training_node", run.run_id, "a").is_claimed
+        instance.report_run_failed(run, "it is over")
+    assert examine(storage, repair=True) == []
+
+
 def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_is_not(storage: Storage):
     folder, file = (
         storage.root / f".plan.{ended_pid()}.incomplete",
@@ -232,6 +241,10 @@ def test_an_mlflow_server_that_does_not_answer_is_asked_once(storage: Storage, m
     assert kinds([ailment.finding for ailment in mlflow_faults({"http://127.0.0.1:9": "no answer"})]) == [
         ("MLflow store", "for a person")
     ]
+    monkeypatch.setattr(doctor_processes, "run_status", lambda uri, run: "RUNNING")
+    record = RunRecord(run="r", plan="p", target="t", total_steps=3, mlflow_run_id="id")
+    save_record(storage.runs / "r" / "run.json", record)
+    assert len(list(wrong_statuses(storage, asked=[tracking_uri(storage.root)]))) == 1
     assert list(wrong_statuses(storage, asked=())) == []
 
 

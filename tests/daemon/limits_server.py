@@ -149,7 +149,20 @@ def served(recipe_file: Path, storage: Storage, folder: Path, *, ports: int) -> 
     finally:
         del os.environ["DFLASH_DAGSTER_YAML"]
     try:
-        yield Served(pages=pages, page=Page(pages.dagster), storage=storage)
+        yield Served(pages=pages, page=_loaded(pages.dagster), storage=storage)
     finally:
         pages.process.send_signal(signal.SIGINT)
         pages.process.wait(90)
+
+
+def _loaded(address: str) -> Page:
+    """The page answers a moment before it shows the code, on a busy machine."""
+    found: list[Page] = []
+
+    def shown() -> bool:
+        with suppress(ValueError):
+            found.append(Page(address))
+        return bool(found)
+
+    assert until(shown, seconds=PATIENCE)
+    return found[0]
