@@ -21,7 +21,7 @@ from dflash_pipeline.assets.addresses import (
     mlflow_names,
     shown_host,
 )
-from dflash_pipeline.assets.doctor import stuck_runs
+from dflash_pipeline.assets.doctor_runs import stuck_runs
 from dflash_pipeline.assets.instance import open_instance, prepare_home
 from dflash_pipeline.assets.links import MLFLOW_PAGE
 from dflash_pipeline.assets.servers import Servers, interruptible, start, stop, wait_until, watch

@@ -23,8 +23,8 @@ class Schedule(Section):
         None,
         ge=0.001,
         le=8_760,
-        description="A run of the whole chain in the Dagster page is stopped after so long, with a checkpoint, and counts "
-        "as failed. Empty: two weeks.",
+        description="A run of the whole chain from the Dagster page, schedule or sensor is stopped after so long, with "
+        "a checkpoint, and counts as failed. Empty: two weeks.",
     )
     fresh_days: float | None = Field(
         None,
