@@ -131,5 +131,6 @@ def test_a_false_manifest_stops_before_training(run_chain, falsify, check):
 def test_a_true_one_passes_and_training_is_reached(run_chain):
     result = run_chain(None)
     assert result.success
-    assert passed(result) == dict.fromkeys(("every_sample_once", "token_budget_respected", "totals_agree"), True)
+    assert {"every_sample_once", "token_budget_respected", "totals_agree"} <= passed(result).keys()
+    assert all(passed(result).values())
     assert "trained_drafter" in started(result)
