@@ -33,7 +33,7 @@ test: $(INSTALLED) ## the test suite, under 10 minutes on 2 cores
 test-slow: $(INSTALLED) ## tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not faults"
 
-explore: $(INSTALLED) ## the property tests with other examples each time, and four times as many
+explore: $(INSTALLED) ## the property tests with other examples each time, and eight times as many
 	HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "hypothesis and not slow and not faults"
 
 faults: $(INSTALLED) ## kill -9 at every durable act, then the same command again

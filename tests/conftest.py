@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Time on a shared machine says nothing about the code. `make test` draws the same examples each time, so that it fails
 # for a change and not by chance; `make explore` draws other ones each time, and more.
-hypothesis_settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis_settings.register_profile("same", deadline=None, derandomize=True, max_examples=50)
 hypothesis_settings.register_profile("explore", deadline=None, max_examples=400)
 hypothesis_settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

@@ -14,7 +14,7 @@ from dflash_pipeline.store.records import load_record
 from tests.browser.conftest import Picture, Worked
 from tests.browser.walk import ENDED, ask, launch, open_launchpad, root, visit
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SHOWN = 80
 """Letters of a sentence that the list of hints has room for."""
 RUNS = "{ runsOrError { ... on Runs { results { runId status } } } }"
@@ -40,7 +40,6 @@ def test_a_wrong_value_is_refused_before_there_is_a_run(worked: Worked, page: An
     assert ask(page, worked.pages.dagster, RUNS) == before
 
 
-@pytest.mark.slow
 def test_a_run_is_started_with_another_value_and_watched_to_its_end(worked: Worked, page: Any, picture: Picture):
     open_launchpad(page, worked.pages.dagster, "epochs: 1")
     launch(page)

@@ -74,6 +74,7 @@ def test_the_numbers_of_the_epochs_are_plotted_over_them(pages: Pages, page: Any
     picture("epochs")
 
 
+@pytest.mark.slow
 def test_no_page_of_an_asset_stumbles_over_what_it_is_told(pages: Pages, page: Any):
     """A number that is none is no JSON, and blanks the page."""
     stumbles: list[str] = []

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.browser.conftest import UI, WANTED_PORT, Pages, start_ui
 from tests.conftest import Chain, write_recipe
@@ -38,6 +39,7 @@ def test_a_busy_port_is_replaced(pages: Pages):
     assert sorted((port_of(pages.dagster), port_of(pages.mlflow))) == [WANTED_PORT + 1, WANTED_PORT + 2]
 
 
+@pytest.mark.slow
 def test_other_machines_are_let_in_only_when_asked_to_and_nothing_is_left_when_it_is_killed(
     chain: Chain, tmp_path: Path
 ):
@@ -61,6 +63,7 @@ def test_other_machines_are_let_in_only_when_asked_to_and_nothing_is_left_when_i
     assert until(lambda: not [member for member in family if member.is_running()], seconds=60)
 
 
+@pytest.mark.slow
 def test_a_tracking_server_is_shown_and_none_started_and_a_daemons_death_is_told(chain: Chain, tmp_path: Path):
     said = tmp_path / "said"
     recipe = write_recipe(tmp_path / "tiny.yaml", tracking={"uri": "http://127.0.0.1:1/"})

@@ -31,6 +31,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_that_measures_outlives_the_one_that_started_it(tmp_path: Path, number: signal.Signals):
     script = tmp_path / "parent.py"

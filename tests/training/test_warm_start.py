@@ -115,6 +115,7 @@ def test_other_weights_or_none_are_refused(toy, start, export, tmp_path, what):
         train(config, run_dir=tmp_path, stop_after=1)
 
 
+@pytest.mark.slow
 def test_two_ranks_begin_alike_whether_the_drafter_is_whole_or_in_parts(toy, start, export, tmp_path):
     alone = train(warm(toy, start, export, tmp_path / "alone"), run_dir=tmp_path / "alone", stop_after=2)
     configs = {name: warm(toy, start, export, tmp_path / name) for name in ("ddp", "fsdp")}
