@@ -8,10 +8,9 @@ from functools import partial
 
 import dagster as dg
 
-from dflash_pipeline.assets.instance import PROCESS_TAG, UNDER_WAY, process_lives
+from dflash_pipeline.assets.instance import OVER, PROCESS_TAG, UNDER_WAY, process_lives
 from dflash_pipeline.stages.doctor_ailment import Ailment, lives_since, mendable, only_told
 
-OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 BEGUN = (dg.DagsterRunStatus.STARTED,)
 START_SECONDS = 600.0
 """Longer than a process of a run needs to begin on a busy machine: imports and definitions take it up to a minute."""

@@ -25,6 +25,8 @@ UNDER_WAY = [
 ]
 """What a killed process leaves its run as; one that waits in the queue has none yet."""
 
+OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+
 
 def prepare_home(storage: Storage) -> Path:
     """DAGSTER_HOME with our instance settings, absolute. Also set in this process' environment."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import dagster as dg
 
+from dflash_pipeline.assets.instance import OVER
 from dflash_pipeline.assets.pools import NODE
 
 LOOK_SECONDS = 1.0
-_OVER = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 
 def wait_for_the_node(instance: dg.DagsterInstance, *, tell: Callable[[str], None]) -> None:
@@ -29,6 +29,6 @@ def wait_for_the_node(instance: dg.DagsterInstance, *, tell: Callable[[str], Non
 def _holder(instance: dg.DagsterInstance) -> str | None:
     for run_id in sorted(instance.event_log_storage.get_concurrency_info(NODE).active_run_ids):
         run = instance.get_run_by_id(run_id)
-        if run is not None and run.status not in _OVER:
+        if run is not None and run.status not in OVER:
             return run_id
     return None

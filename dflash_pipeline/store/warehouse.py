@@ -6,10 +6,7 @@ Used on the build side only, and in short transactions. Every save may be repeat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pydantic import TypeAdapter
@@ -26,15 +23,8 @@ from dflash_pipeline.store.database import Connection, Database
 from dflash_pipeline.store.ingestions import IngestionDraft
 from dflash_pipeline.store.manifest_views import manifest_views
 from dflash_pipeline.store.plans import plan_folder
+from dflash_pipeline.store.read_back import Batch, find_ingestion, incomplete, read_batch, recorded_ingestion
 
-# Opening a large file takes about as long as reading this many short rows of it.
-_BATCH_ROWS = 16_384
-_BATCH_SIZE = 32 * 2**20
-# The first ones are few, so that work on them begins while the others are read.
-_FIRST_ROWS = 2048
-_FIRST_SIZE = 4 * 2**20
-# Whoever tokenises them need not wait for the records of a whole batch.
-_GIVEN_AT_ONCE = 512
 WAIT_SECONDS = 60.0
 """How long a call waits for another process to let go of the file."""
 
@@ -48,21 +38,17 @@ class Warehouse:
         self.database = Database(path, wait_seconds=wait_seconds)
 
     def find_ingestion(self, fingerprint: str) -> Ingestion | None:
-        return self.database.read(lambda connection: _ingestion(connection, fingerprint))
-
-    def write_ingestion(self, fingerprint: str, read: Callable[[IngestionDraft], Ingestion]) -> Ingestion:
-        """Everything of one ingestion, in place of what was saved under its fingerprint; all of it or nothing.
-
-        `read` adds the verdicts and finishes the draft. It is called once more if the file turns out to be damaged.
-        """
-        return self.database.write(lambda connection: read(IngestionDraft(connection, fingerprint)))
+        return self.database.read(lambda connection: find_ingestion(connection, fingerprint))
 
     def find_or_write_ingestion(
         self, fingerprint: str, read: Callable[[IngestionDraft], Ingestion]
     ) -> tuple[Ingestion, bool]:
-        """What was saved under the fingerprint, and True; where nothing was, as `write_ingestion`, and False."""
+        """What was saved under the fingerprint, and True; else what is written now, all of it or nothing, and False.
+
+        `read` adds the verdicts and finishes the draft. It is called once more if the file turns out to be damaged.
+        """
         return self.database.find_or_write(
-            lambda connection: _ingestion(connection, fingerprint),
+            lambda connection: find_ingestion(connection, fingerprint),
             lambda connection: read(IngestionDraft(connection, fingerprint)),
         )
 
@@ -82,10 +68,10 @@ class Warehouse:
         yield from self._stream(ingestion, answered=False)
 
     def _stream(self, ingestion: str, *, answered: bool) -> Iterator[list[Conversation]]:
-        def begin(connection: Connection) -> tuple[int, _Batch]:
-            recorded = _recorded(connection, ingestion)
+        def begin(connection: Connection) -> tuple[int, Batch]:
+            recorded = recorded_ingestion(connection, ingestion)
             expected = recorded.accepted if answered else recorded.num_prompts
-            return expected, _batch(connection, ingestion, 0, answered=answered)
+            return expected, read_batch(connection, ingestion, 0, answered=answered)
 
         expected, batch = self.database.read(begin)
         given = len(batch.rows)
@@ -95,17 +81,17 @@ class Warehouse:
             given += len(batch.rows)
             yield from batch.conversations()
         if given != expected:
-            raise _incomplete(ingestion, f"{given} of {expected} conversations are recorded")
+            raise incomplete(ingestion, f"{given} of {expected} conversations are recorded")
 
-    def _batch(self, ingestion: str, start: int, *, answered: bool) -> _Batch:
-        return self.database.read(lambda connection: _batch(connection, ingestion, start, answered=answered))
+    def _batch(self, ingestion: str, start: int, *, answered: bool) -> Batch:
+        return self.database.read(lambda connection: read_batch(connection, ingestion, start, answered=answered))
 
     def rejected_rows(self, ingestion: str | None = None) -> list[RejectedRow]:
         """Those of an ingestion, or of the one saved last if there is one, in the order they were met."""
 
         def act(connection: Connection) -> list[RejectedRow]:
             if ingestion is not None:
-                _recorded(connection, ingestion)
+                recorded_ingestion(connection, ingestion)
             found = connection.execute(
                 "SELECT file, line, byte_offset, conversation_id, reason, excerpt FROM rejected_rows WHERE ingestion = "
                 "coalesce(?, (SELECT arg_max(fingerprint, ordinal) FROM ingestions)) ORDER BY ordinal",
@@ -314,58 +300,6 @@ class Warehouse:
             _insert(connection, "INSERT INTO spikes SELECT ?, * FROM incoming", rows, [run])
 
         self.database.write(act)
-
-
-def _ingestion(connection: Connection, fingerprint: str) -> Ingestion | None:
-    found = connection.execute("SELECT record FROM ingestions WHERE fingerprint = ?", [fingerprint]).fetchall()
-    return TypeAdapter(Ingestion).validate_json(found[0][0]) if found else None
-
-
-def _recorded(connection: Connection, fingerprint: str) -> Ingestion:
-    # A warehouse that was damaged is empty now: "nothing" must never be read as "no rows".
-    ingestion = _ingestion(connection, fingerprint)
-    if ingestion is None:
-        raise _incomplete(fingerprint, "it is not recorded")
-    return ingestion
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Batch:
-    """Rows of `conversations` whose places follow each other."""
-
-    rows: list[tuple[Any, ...]]
-    is_last: bool
-    """Whether no row follows."""
-
-    def conversations(self) -> Iterator[list[Conversation]]:
-        for first in range(0, len(self.rows), _GIVEN_AT_ONCE):
-            yield [tables.conversation(row) for row in self.rows[first : first + _GIVEN_AT_ONCE]]
-
-
-def _batch(connection: Connection, ingestion: str, start: int, *, answered: bool) -> _Batch:
-    most_rows, most_size = (_BATCH_ROWS, _BATCH_SIZE) if start else (_FIRST_ROWS, _FIRST_SIZE)
-    key = [ingestion, answered, start, start + most_rows]
-    found = connection.execute(
-        "SELECT ordinal, size FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? "
-        "ORDER BY ordinal",
-        key,
-    ).fetchall()
-    # Up to the first gap: what lies behind one must not take its place.
-    sizes = [size for place, (ordinal, size) in enumerate(found, start) if ordinal == place]
-    fitting = sum(total <= most_size for total in accumulate(sizes))
-    number = max(min(1, len(sizes)), fitting)
-    key[3] = start + number
-    rows = connection.execute(
-        "SELECT conversation_id, messages, split, file, line, tools, document, token_ids, loss_mask "
-        "FROM conversations WHERE ingestion = ? AND answered = ? AND ordinal >= ? AND ordinal < ? ORDER BY ordinal",
-        key,
-    ).fetchall()
-    # A full one may have others behind it; so may a shorter one that some did not fit into. An empty one ends all.
-    return _Batch(rows=rows, is_last=not rows or number == len(found) < most_rows)
-
-
-def _incomplete(ingestion: str, what: str) -> Refused:
-    return Refused(what, where=f"ingestion {ingestion}", fix="run ingestion again, and what follows it")
 
 
 def _no_sequences(snapshot: str) -> Refused:

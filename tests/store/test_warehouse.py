@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,11 @@ def candidate(conversation: Conversation, **changed: object) -> Candidate:
     return replace(given, **changed)  # type: ignore[arg-type]
 
 
+def written(warehouse: Warehouse, fingerprint: str, read: Callable[[IngestionDraft], Ingestion]) -> Ingestion:
+    """Once more, whether it is there or not."""
+    return warehouse.database.write(lambda connection: read(IngestionDraft(connection, fingerprint)))
+
+
 def write(
     warehouse: Warehouse,
     files: dict[str, list[Candidate | RejectedRow]],
@@ -124,7 +130,7 @@ def write(
             draft.end_file(file, sha256="0", error=(errors or {}).get(file))
         return draft.finish(lambda lowest, highest: 1)
 
-    return warehouse.write_ingestion(fingerprint, read)
+    return written(warehouse, fingerprint, read)
 
 
 def save(warehouse: Warehouse) -> None:
@@ -288,14 +294,14 @@ def test_prompts_are_kept_apart_until_a_conversation_has_their_id(warehouse: War
 
 
 def test_batches_are_bounded_in_rows_and_in_size(warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dflash_pipeline.store.warehouse._BATCH_ROWS", 4096)
+    monkeypatch.setattr("dflash_pipeline.store.read_back._BATCH_ROWS", 4096)
     plain = CONVERSATIONS[1]
     sizes = [10, 20 * 2**20, 20 * 2**20, 40 * 2**20, 1, 1]
     write(warehouse, {"b": [candidate(plain, conversation_id=str(n), size=size) for n, size in enumerate(sizes)]})
     # The first are few, so that work on them can begin.
     assert [len(batch) for batch in warehouse.stream_conversations("f1")] == [1, 1, 1, 1, 2]
     many = [candidate(plain, conversation_id=f"{n:05}") for n in range(5000)]
-    warehouse.write_ingestion("f2", lambda draft: _finished(draft, many))
+    written(warehouse, "f2", lambda draft: _finished(draft, many))
     batches = list(warehouse.stream_conversations("f2"))
     # Read in two, 2,048 and the rest, and given on in parts.
     assert [len(batch) for batch in batches] == [512] * 8 + [512, 392]
@@ -634,10 +640,10 @@ def test_a_long_query_prints_nothing(tmp_path, capfd):
 def test_the_file_is_opened_once_for_a_batch_and_not_again_behind_the_last(
     warehouse: Warehouse, monkeypatch: pytest.MonkeyPatch, number: int, openings: int
 ) -> None:
-    monkeypatch.setattr("dflash_pipeline.store.warehouse._FIRST_ROWS", 4)
-    monkeypatch.setattr("dflash_pipeline.store.warehouse._BATCH_ROWS", 9)
+    monkeypatch.setattr("dflash_pipeline.store.read_back._FIRST_ROWS", 4)
+    monkeypatch.setattr("dflash_pipeline.store.read_back._BATCH_ROWS", 9)
     rows = [candidate(CONVERSATIONS[1], conversation_id=f"{n:02}") for n in range(number)]
-    warehouse.write_ingestion("f1", lambda draft: _finished(draft, rows))
+    written(warehouse, "f1", lambda draft: _finished(draft, rows))
     opened = 0
     connection = Database.connection
 
